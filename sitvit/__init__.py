@@ -1,0 +1,23 @@
+"""sitvit: train, sample and evaluate SiT flow transformers with the vanilla or the ViT-5 backbone.
+
+The public names are imported on first use, so that `import sitvit` stays instant.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .models.presets import build_model as build_model
+    from .models.sit import SiT as SiT
+
+__version__ = "0.1.0"
+__all__ = ["SiT", "__version__", "build_model"]
+
+_HOME = {"SiT": "sitvit.models.sit", "build_model": "sitvit.models.presets"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'sitvit' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOME[name]), name)
