@@ -1,0 +1,270 @@
+"""The verbs, as `scripts/` call them: parse, check, hand over. Heavy imports wait until they are needed.
+
+A user's mistake ends in one sentence on stderr and exit status 2; an interruption in 130. A traceback
+means a fault of ours. SITVIT_TRACEBACK=1 shows one for every error.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from . import __version__, runtime
+
+Verb = Callable[[list[str]], None]
+
+
+def encode_latents(arguments: list[str]) -> None:
+    """Encode images to a cache of autoencoder moments."""
+    parser = _parser(
+        "Encode a folder of images (one folder per class) or the embedded images to latents, once. "
+        "The same command continues an interrupted job."
+    )
+    parser.add_argument(
+        "--images",
+        default="fashion-mnist",
+        help="a folder with a folder of images per class, an IDX file, or fashion-mnist (default)",
+    )
+    parser.add_argument(
+        "--autoencoder",
+        default="fashion-autoencoder",
+        help="a diffusers AutoencoderKL: a folder, a hub name such as stabilityai/sd-vae-ft-ema, or the "
+        "embedded fashion-autoencoder (default; for small gray images)",
+    )
+    parser.add_argument("--image-size", type=int, default=32, help="square side in pixels (32)")
+    parser.add_argument("--out", type=Path, help="cache folder (default runs/latents/NAME-SIZE)")
+    parser.add_argument("--batch-size", type=int, default=50, help="images at once (50)")
+    parser.add_argument("--flip", action="store_true", help="keep the mirrored images' moments too")
+    options = parser.parse_args(arguments)
+    _positive(options.batch_size, "--batch-size")
+    from .data.images import open_images
+
+    source = open_images(options.images)
+    for notice in source.notices:
+        runtime.say(notice)
+    counts = [int((source.labels == label).sum()) for label in range(len(source.class_names))]
+    shown = [f"{i} {name} ({counts[i]})" for i, name in enumerate(source.class_names)]
+    more = f", ... {len(shown) - 20} more" if len(shown) > 20 else ""
+    runtime.say(f"{len(source)} images; label, class, count: {', '.join(shown[:20])}{more}")
+    from .data.autoencoder import Autoencoder
+    from .data.latents import encode
+
+    state = runtime.processes()
+    name = Path(options.images).resolve().name.removesuffix(".gz")
+    out = options.out or Path("runs/latents") / f"{name}-{options.image_size}"
+    encode(
+        source,
+        options.images,
+        Autoencoder(options.autoencoder, state.device),
+        options.image_size,
+        out,
+        options.batch_size,
+        options.flip,
+        state.process_index,
+        state.num_processes,
+        state.wait_for_everyone,
+    )
+
+
+def train_sit(arguments: list[str]) -> None:
+    """Train a velocity network."""
+    parser = _parser(
+        "Train a SiT velocity network; the same command continues a run that was stopped or killed. "
+        "Start it with `accelerate launch` for several GPUs and for bf16."
+    )
+    _add_config(parser)
+    options = parser.parse_args(arguments)
+    from .config import Config, load_config
+
+    config = load_config(options.config, options.overrides, Config)
+    from .train.loop import train
+
+    train(config)
+
+
+def sample(arguments: list[str]) -> None:
+    """Generate images from a checkpoint."""
+    parser = _parser(
+        "Generate images. Image i follows from checkpoint, settings, seed and i alone; the same command "
+        "continues an interrupted job."
+    )
+    parser.add_argument("--checkpoint", help="a run or a checkpoint folder (default: the newest under runs/)")
+    parser.add_argument("--weights", default="ema", help="ema (default), model, or a full name")
+    parser.add_argument("--num", type=int, default=100, help="number of images (100)")
+    parser.add_argument(
+        "--labels",
+        nargs="+",
+        default=["balanced"],
+        help="balanced (default), random, or class names and labels used in turn",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="0")
+    parser.add_argument("--cfg-scale", type=float, default=1.0, help="guidance; 1 is off (1)")
+    parser.add_argument("--method", default="heun", help="ODE method: heun (default) or euler")
+    parser.add_argument("--num-steps", type=int, default=50, help="steps of the method (50)")
+    parser.add_argument("--batch-size", type=int, default=50, help="images at once (50)")
+    parser.add_argument("--out", type=Path, help="folder (default: named by the settings, in the run)")
+    parser.add_argument("--autoencoder", help="where the autoencoder lies now, if it moved")
+    options = parser.parse_args(arguments)
+    from .generate.generation import generate, resolve_labels
+    from .generate.samples import Samples
+    from .report.figures import grid_figure, save_figure
+    from .train.checkpoint import find_checkpoint
+
+    checkpoint = find_checkpoint(options.checkpoint)
+    out = generate(
+        checkpoint,
+        options.weights,
+        options.out,
+        options.num,
+        resolve_labels(options.labels, checkpoint.class_names),
+        options.seed,
+        options.cfg_scale,
+        options.method,
+        options.num_steps,
+        options.batch_size,
+        options.autoencoder,
+    )
+    if runtime.is_main_process():
+        grid = out / "grid.png"
+        save_figure(grid, lambda: grid_figure(Samples(out), out.name))
+        runtime.say(f"look at {grid}")
+
+
+def evaluate(arguments: list[str]) -> None:
+    """Measure a set of images against a reference."""
+    parser = _parser(
+        "FD-fashion (not FID) of a set of images against a reference, and the share of images that "
+        "show the class that was asked for."
+    )
+    parser.add_argument(
+        "--samples",
+        required=True,
+        help="a folder made by sample.py or encode_latents.py, or images",
+    )
+    parser.add_argument("--reference", help="images (default: those that the run was trained on)")
+    parser.add_argument("--batch-size", type=int, default=250, help="images at once (250)")
+    parser.add_argument("--out", type=Path, help="json file (default: beside the samples)")
+    options = parser.parse_args(arguments)
+    from .eval.evaluate import evaluate as run_evaluation
+
+    metrics, path = run_evaluation(options.samples, options.reference, options.batch_size, options.out)
+    for name, value in metrics.items():
+        runtime.say(f"{name} {value:.4f}")
+    runtime.say(f"written with its protocol to {path}")
+
+
+def report(arguments: list[str]) -> None:
+    """Write a page about runs."""
+    parser = _parser("Write a self-contained HTML page about runs: results, pictures, what was run.")
+    parser.add_argument("runs", nargs="+", type=Path, help="run folders that have samples")
+    parser.add_argument("--out", type=Path, default=Path("runs/report.html"), help="runs/report.html")
+    parser.add_argument(
+        "--figures",
+        metavar="PREFIX",
+        help="also write PREFIXRUN.png and PREFIXloss.png, each with json",
+    )
+    options = parser.parse_args(arguments)
+    from .report.html import write_report
+
+    for path in write_report(options.runs, options.out, options.figures):
+        runtime.say(f"look at {path}")
+
+
+def fetch_data(arguments: list[str]) -> None:
+    """Fetch a public data set."""
+    parser = _parser("Fetch a data set and check its hashes.")
+    parser.add_argument("name", choices=["fashion-mnist"], help="all 70,000 images (30 MB)")
+    parser.add_argument("--out", type=Path, default=Path("data/fashion-mnist"), help="folder to fill")
+    parser.add_argument("--source", type=Path, help="a folder that has the four files already")
+    options = parser.parse_args(arguments)
+    from .data.demo import fetch_fashion
+
+    for news in fetch_fashion(options.out, options.source):
+        runtime.say(news)
+
+
+def train_autoencoder(arguments: list[str]) -> None:
+    """Train the small autoencoder of the demo."""
+    parser = _parser("Train a small AutoencoderKL from scratch, as the embedded one was.")
+    _add_config(parser)
+    options = parser.parse_args(arguments)
+    from .config import AutoencoderConfig, load_config
+
+    config = load_config(options.config, options.overrides, AutoencoderConfig)
+    from .train.autoencoder import train_autoencoder as run_training
+
+    run_training(config)
+
+
+def train_classifier(arguments: list[str]) -> None:
+    """Train the small classifier of the demo."""
+    parser = _parser("Train the classifier in whose features FD-fashion is measured.")
+    _add_config(parser)
+    options = parser.parse_args(arguments)
+    from .config import ClassifierConfig, load_config
+
+    config = load_config(options.config, options.overrides, ClassifierConfig)
+    from .eval.classifier import train_classifier as run_training
+
+    run_training(config)
+
+
+def main(verb: Verb) -> None:
+    """Run a verb on the command line's arguments, and turn what went wrong into one sentence."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        verb(sys.argv[1:])
+    except KeyboardInterrupt as stop:
+        _fail(str(stop) or "interrupted", 130)
+    except Exception as error:  # the outermost frame: what has no sentence is raised again
+        sentence = explain(error)
+        if sentence is None or os.environ.get("SITVIT_TRACEBACK"):
+            raise
+        _fail(f"error: {sentence}", 2)
+
+
+def explain(error: Exception) -> str | None:
+    """One sentence about an error that is the user's or the machine's, else None."""
+    if isinstance(error, (ValueError, OSError, FloatingPointError)):
+        return str(error) or type(error).__name__
+    if type(error).__name__ == "SafetensorError":  # what the disk said, by way of safetensors
+        return f"a safetensors file could not be written or read: {error}"
+    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+        return "the memory is not enough; try a smaller batch size"
+    return None
+
+
+def _fail(sentence: str, status: int) -> NoReturn:
+    rank = "" if runtime.is_main_process() else f"[process {os.environ['RANK']}] "
+    print(f"{rank}{sentence}", file=sys.stderr, flush=True)
+    sys.exit(status)
+
+
+def _terminate(*_: object) -> None:
+    raise KeyboardInterrupt("terminated")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        _fail(f"error: {message}; --help lists the options", 2)
+
+
+def _parser(description: str) -> argparse.ArgumentParser:
+    parser = _Parser(description=description, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"sitvit {__version__}")
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, required=True, help="an experiment file of configs/")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="override a value, as train.lr=1e-4"
+    )
+
+
+def _positive(value: int, option: str) -> None:
+    if value < 1:
+        raise ValueError(f"{option} must be at least 1, got {value}")

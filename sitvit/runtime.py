@@ -1,0 +1,168 @@
+"""What the machine gives: processes, signals, memory, and files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator, PartialState
+    from tqdm import tqdm
+
+
+@contextlib.contextmanager
+def write_aside(target: Path) -> Iterator[Path]:
+    """A temporary path beside `target`, for a file or a folder, renamed to it when the block ends.
+
+    Where the block raises, the temporary is removed and an earlier `target` is untouched. The bytes
+    are on the disk before the rename, so a power cut leaves the old or the new and never a half.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        yield temporary
+        for path in [*temporary.rglob("*"), temporary]:
+            if path.is_file():
+                path.chmod(0o666 & ~_umask())  # safetensors writes files that only the owner may read
+            _flush(path)
+        os.replace(temporary, target)
+        _flush(target.parent)
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as readable JSON, whole or not at all."""
+    with write_aside(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file; ValueError naming it where it is missing or damaged."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not readable JSON ({error})") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)  # it can only be read by setting it
+    os.umask(mask)
+    return mask
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class StopRequest:
+    """Turns SIGINT and SIGTERM into a flag that a loop asks for, so that it can end a step cleanly.
+
+    A second signal acts as it would have without this.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def __enter__(self) -> StopRequest:
+        self._previous = {number: signal.getsignal(number) for number in self.SIGNALS}
+        for number in self.SIGNALS:
+            signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _note(self, *_: object) -> None:
+        self.requested = True
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+
+def processes() -> PartialState:
+    """This process among those of the job (`process_index`, `num_processes`, `device`)."""
+    from accelerate import PartialState
+
+    state = PartialState()
+    check_process_count(state.num_processes)
+    return state
+
+
+def accelerator() -> Accelerator:
+    """accelerate's handle for training; precision and process count are the launcher's."""
+    from accelerate import Accelerator
+
+    handle = Accelerator()
+    check_process_count(handle.num_processes)
+    return handle
+
+
+def check_process_count(num_processes: int) -> None:
+    """ValueError where the launcher started more processes than accelerate joined together."""
+    launched = int(os.environ.get("WORLD_SIZE", 1))
+    if launched != num_processes:
+        raise ValueError(
+            f"{launched} processes were launched, but accelerate joined {num_processes}: each would do "
+            "the whole work alone. On a machine without a GPU set ACCELERATE_USE_CPU=true"
+        )
+
+
+def is_main_process() -> bool:
+    """Whether this process speaks for the job; known before anything heavy is imported."""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
+def say(message: str) -> None:
+    """Print a line of news once per job."""
+    if is_main_process():
+        print(message, flush=True)
+
+
+def peak_memory_mib() -> int:
+    """The most memory that this process has held, in MiB."""
+    import resource  # Unix only, so not a condition for importing this module
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak // (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def command_line() -> str:
+    """The command that started this process, as one would type it."""
+    return shlex.join(["python", *sys.argv])
+
+
+def progress(total: int, initial: int, what: str, unit: str) -> tqdm:
+    """A progress bar with rate and time left, on the main process; sparse where nobody watches."""
+    from tqdm import tqdm
+
+    return tqdm(
+        total=total,
+        initial=initial,
+        desc=what,
+        unit=unit,
+        disable=not is_main_process(),
+        mininterval=0.2 if sys.stderr.isatty() else 15,
+        dynamic_ncols=True,
+    )
