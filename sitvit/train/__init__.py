@@ -1,0 +1,1 @@
+"""From latents to a checkpoint."""

@@ -1,0 +1,203 @@
+"""Checkpoints: self-describing folders, written whole or not at all, loaded without running code.
+
+RUN/checkpoints/step_0000100/
+    model/  ema_0.9999/      config.json and safetensors each, as diffusers' from_pretrained reads
+    optimizer.safetensors    AdamW's moments by parameter name
+    config.yaml              the resolved experiment file
+    checkpoint.json          step, label names, autoencoder, latents, versions, and the size and
+                             SHA-256 of every other file; written last
+"""
+
+import platform
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from .. import runtime
+from ..data.autoencoder import AutoencoderIdentity
+from ..data.demo import sha256_of_file
+from ..models.sit import SiT
+
+FORMAT = 1
+RECORD = "checkpoint.json"
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+_STEP_FOLDER = re.compile(r"step_(\d+)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint folder and its record."""
+
+    folder: Path
+    record: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self.record["step"]
+
+    @property
+    def class_names(self) -> list[str]:
+        """The label map: name of each class."""
+        return self.record["class_names"]
+
+    @property
+    def autoencoder(self) -> AutoencoderIdentity:
+        """The autoencoder that made the latents."""
+        return AutoencoderIdentity(**self.record["autoencoder"])
+
+    @property
+    def networks(self) -> list[str]:
+        """The sets of weights in here: "model" and each "ema_DECAY"."""
+        return sorted(Path(name).parent.as_posix() for name in self.record["files"] if WEIGHTS in name)
+
+    def weights_name(self, wanted: str) -> str:
+        """`wanted` is "model", "ema" (the only average) or a full name; ValueError if not there."""
+        averages = [name for name in self.networks if name.startswith("ema_")]
+        if wanted == "ema" and len(averages) == 1:
+            return averages[0]
+        if wanted not in self.networks:
+            raise ValueError(
+                f"{self.folder} has no weights called {wanted!r}; it has {', '.join(self.networks)}"
+            )
+        return wanted
+
+    def weights_sha256(self, name: str) -> str:
+        """Hash of a set of weights: what a sample's record names."""
+        return self.record["files"][f"{name}/{WEIGHTS}"]["sha256"]
+
+    def tensors(self, file: str) -> dict[str, Tensor]:
+        """Read a safetensors file after checking its hash; ValueError where it is damaged."""
+        path = self.folder / file
+        if sha256_of_file(path) != self.record["files"][file]["sha256"]:
+            raise ValueError(f"{path} is damaged: its content is not what was saved")
+        return load_file(path)
+
+    def load_network(self, name: str) -> SiT:
+        """The network with the weights `name` ("model", "ema_0.9999"), in evaluation mode."""
+        model = SiT.from_config(SiT.load_config(str(self.folder / name)))
+        model.load_state_dict(self.tensors(f"{name}/{WEIGHTS}"), strict=True)
+        return model.eval()
+
+
+def save_checkpoint(
+    checkpoints: Path,
+    step: int,
+    model: SiT,
+    averages: dict[str, dict[str, Tensor]],
+    optimizer: dict[str, Tensor],
+    config_text: str,
+    details: dict[str, Any],
+) -> Path:
+    """Write the checkpoint of `step`; `averages` maps names to states, `details` enters the record."""
+    folder = checkpoints / f"step_{step:07d}"
+    if folder.exists():  # only a damaged one can be in the way: resuming would have used it
+        folder.rename(_unused_name(folder.with_name(folder.name + ".damaged")))
+    networks = {"model": model.state_dict(), **averages}
+    with runtime.write_aside(folder) as temporary:
+        for name, state in networks.items():
+            model.save_config(temporary / name)
+            tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}
+            save_file(tensors, temporary / name / WEIGHTS, metadata={"format": "pt"})
+        save_file(optimizer, temporary / "optimizer.safetensors")
+        (temporary / "config.yaml").write_text(config_text, "utf-8")
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
+        record = {
+            "format": FORMAT,
+            "step": step,
+            **details,
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "files": {
+                path.relative_to(temporary).as_posix(): {
+                    "bytes": path.stat().st_size,
+                    "sha256": sha256_of_file(path),
+                }
+                for path in files
+            },
+        }
+        runtime.write_json(temporary / RECORD, record)
+    return folder
+
+
+def _unused_name(path: Path) -> Path:
+    candidates = [path, *(path.with_name(f"{path.name}-{i}") for i in range(2, 1000))]
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """A checkpoint folder whose files are all there in full size; ValueError naming what is not."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no checkpoint folder {folder}")
+    if not (folder / RECORD).is_file():
+        raise ValueError(f"{folder} is not a complete checkpoint: it has no {RECORD}")
+    record = runtime.read_json(folder / RECORD)
+    if record.get("format") != FORMAT:
+        raise ValueError(
+            f"{folder} has checkpoint format {record.get('format')}, this version reads {FORMAT}"
+        )
+    for name, entry in record["files"].items():
+        path = folder / name
+        found = path.stat().st_size if path.is_file() else 0
+        if found != entry["bytes"]:
+            raise ValueError(f"{path} is damaged: {found} bytes, expected {entry['bytes']}")
+    return Checkpoint(folder, record)
+
+
+def step_folders(run: Path) -> list[Path]:
+    """The checkpoint folders of a run, newest step first, complete or not."""
+    found = {
+        path: int(match[1])
+        for path in (run / "checkpoints").glob("step_*")
+        if (match := _STEP_FOLDER.fullmatch(path.name)) and path.is_dir()
+    }
+    return sorted(found, key=lambda path: found[path], reverse=True)
+
+
+def latest_checkpoint(run: Path) -> Checkpoint | None:
+    """The newest complete checkpoint of a run; damaged ones are passed over with a notice."""
+    for folder in step_folders(run):
+        try:
+            return open_checkpoint(folder)
+        except ValueError as error:
+            runtime.say(f"passed over a checkpoint: {error}")
+    return None
+
+
+def find_checkpoint(where: str | None) -> Checkpoint:
+    """The checkpoint folder `where`, the newest of the run `where`, or of the newest run in runs/.
+
+    Raises:
+        ValueError: nothing complete there, naming what was looked for.
+    """
+    if where is None:
+        folders = [path.parent for path in Path("runs").glob(f"**/checkpoints/step_*/{RECORD}")]
+        if not folders:
+            raise ValueError(
+                "there is no checkpoint under runs/ yet; train one with scripts/train_sit.py, or name "
+                "one with --checkpoint"
+            )
+        newest = max(folders, key=lambda path: (path / RECORD).stat().st_mtime)
+        where = str(newest.parent.parent)
+    path = Path(where)
+    if (path / "checkpoints").is_dir():
+        checkpoint = latest_checkpoint(path)
+        if checkpoint is None:
+            raise ValueError(f"{path} has no complete checkpoint")
+        return checkpoint
+    if path.is_dir() and not (path / RECORD).is_file():
+        raise ValueError(f"{path} is neither a run nor a checkpoint: it has no checkpoints/ or {RECORD}")
+    return open_checkpoint(path)
+
+
+def prune_checkpoints(run: Path, keep: int) -> None:
+    """Delete all but the newest `keep` complete checkpoints, and what a killed save left behind."""
+    complete = [folder for folder in step_folders(run) if (folder / RECORD).is_file()]
+    leftovers = list((run / "checkpoints").glob(".step_*.partial"))
+    for folder in [*complete[keep:], *leftovers]:
+        shutil.rmtree(folder)

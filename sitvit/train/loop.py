@@ -1,0 +1,251 @@
+"""Training, top to bottom. The same command starts a run, continues it, or says that it is done."""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import runtime
+from ..config import Config, dump_config, load_config
+from ..data.latents import LatentCache
+from ..data.stream import TrainingStream
+from ..flow.paths import Linear
+from ..models.sit import SiT
+from .checkpoint import WEIGHTS, Checkpoint, latest_checkpoint, prune_checkpoints, save_checkpoint
+from .ema import Ema
+from .metrics import MetricsLog
+from .optim import (
+    learning_rate,
+    load_optimizer_tensors,
+    make_optimizer,
+    optimizer_tensors,
+    trainable_names,
+)
+from .step import NonFiniteLoss, training_step
+
+MAY_CHANGE = {
+    "data.latents",  # the folder may move; its content is compared by fingerprint
+    "train.num_steps",
+    "train.decay_steps",
+    "train.log_every",
+    "train.save_every",
+    "train.keep_checkpoints",
+}
+"""Keys that a run may be continued with another value of; the rest would make it another run."""
+
+
+def train(config: Config) -> None:
+    """Run or continue the experiment `config` until `train.num_steps`.
+
+    Raises:
+        ValueError: a configuration, cache or earlier run that does not fit, before anything is made; a
+            loss that is not finite, with the last checkpoint intact.
+    """
+    settings = config.train
+    run = Path(config.run)
+
+    # What is there already.
+    cache = LatentCache(Path(config.data.latents))
+    model = build_network(config, cache)
+    previous = latest_checkpoint(run)
+    if previous is None and run.exists() and any(run.iterdir()):
+        check_own_leftovers(run)
+    if previous is not None:
+        check_continuation(config, cache, previous)
+        if previous.step >= settings.num_steps:
+            runtime.say(f"{run}: all {previous.step} steps are done; for more, raise train.num_steps")
+            return
+
+    # Processes.
+    handle = runtime.accelerator()
+    num_processes, process_index = handle.num_processes, handle.process_index
+    if settings.batch_size % num_processes:
+        raise ValueError(
+            f"train.batch_size {settings.batch_size} cannot be split over {num_processes} processes; "
+            f"use a multiple of {num_processes}"
+        )
+    local_size = settings.batch_size // num_processes
+    positions = range(process_index * local_size, (process_index + 1) * local_size)
+
+    # Model, average, optimizer.
+    names = trainable_names(model)
+    optimizer = make_optimizer(model, settings.lr, (settings.beta_1, settings.beta_2), settings.weight_decay)
+    ema_name = f"ema_{settings.ema_decay}"
+    if previous is not None:
+        model.load_state_dict(previous.tensors(f"model/{WEIGHTS}"))
+        load_optimizer_tensors(optimizer, names, previous.tensors("optimizer.safetensors"))
+    model.to(handle.device)
+    ema = Ema(model, settings.ema_decay)
+    if previous is not None:
+        ema.load(previous.tensors(f"{ema_name}/{WEIGHTS}"))
+    wrapped, prepared_optimizer = handle.prepare(model, optimizer)
+    wrapped.train()
+
+    # Stream, log.
+    stream = TrainingStream(
+        cache,
+        settings.seed,
+        settings.batch_size,
+        config.data.flip,
+        config.model.class_dropout_prob,
+        len(cache.class_names) if not model.has_null else model.null_label,
+    )
+    first_step = 0 if previous is None else previous.step
+    window: list[float] = [] if previous is None else previous.record["losses_since_log"]
+    seconds_before = 0.0 if previous is None else previous.record["seconds"]
+    log = MetricsLog(run, first_step) if handle.is_main_process else None
+    num_parameters = sum(p.numel() for p in model.parameters())
+    runtime.say(
+        f"{run}: {config.model.name}, {num_parameters:,} parameters, {len(cache):,} latents of "
+        f"{len(cache.class_names)} classes, steps {first_step} to {settings.num_steps}, batch "
+        f"{settings.batch_size} on {num_processes} process(es), {handle.device.type}"
+    )
+    start = time.monotonic()
+
+    def save(step: int) -> None:
+        if handle.is_main_process:
+            folder = save_checkpoint(
+                run / "checkpoints",
+                step,
+                model,
+                {ema_name: ema.state},
+                optimizer_tensors(optimizer, names),
+                dump_config(config),
+                {
+                    "class_names": cache.class_names,
+                    "image_size": cache.image_size,
+                    "autoencoder": asdict(cache.autoencoder),
+                    "latents_fingerprint": cache.fingerprint,
+                    "images": cache.manifest["images"],
+                    "path": Linear().name,
+                    "prediction": "velocity",
+                    "num_parameters": num_parameters,
+                    "losses_since_log": window,
+                    "seconds": seconds_before + time.monotonic() - start,
+                    "peak_memory_mib": runtime.peak_memory_mib(),
+                    "command": runtime.command_line(),
+                    "num_processes": num_processes,
+                },
+            )
+            prune_checkpoints(run, settings.keep_checkpoints)
+            bar.set_postfix_str(f"loss {bar_loss:.4f}, saved {folder.name}")
+        handle.wait_for_everyone()
+
+    # Steps.
+    bar_loss = float("nan")
+    with (
+        runtime.StopRequest() as stop,
+        runtime.progress(settings.num_steps, first_step, "training", " steps") as bar,
+    ):
+        for step in range(first_step, settings.num_steps):
+            lr = learning_rate(
+                step, settings.lr, settings.num_steps, settings.warmup_steps, settings.decay_steps
+            )
+            batch = stream.batch(step, positions)
+            try:
+                loss, grad_norm = training_step(
+                    handle,
+                    wrapped,
+                    prepared_optimizer,
+                    batch,
+                    Linear(),
+                    lr,
+                    settings.clip_grad_norm,
+                )
+            except NonFiniteLoss as error:
+                saved = latest_checkpoint(run)
+                raise ValueError(
+                    f"training stopped at step {step + 1}: {error}; images {batch.ids.tolist()}. "
+                    + (f"The last checkpoint is {saved.folder}" if saved else "Nothing was saved yet")
+                ) from None
+            ema.update(model)
+            window.append(loss)
+            bar_loss = loss
+            bar.update()
+            done = step + 1
+            if done % settings.log_every == 0:
+                row: dict[str, Any] = {
+                    "step": done,
+                    "loss": sum(window) / len(window),
+                    "grad_norm": grad_norm,
+                    "lr": lr,
+                    "seconds": round(seconds_before + time.monotonic() - start, 3),
+                }
+                window.clear()
+                bar.set_postfix_str(f"loss {row['loss']:.4f}")
+                if log:
+                    log.write(row)
+            stopping = _any_process(handle, stop.requested)
+            if done % settings.save_every == 0 or done == settings.num_steps or stopping:
+                save(done)
+            if stopping and done < settings.num_steps:
+                raise KeyboardInterrupt(
+                    f"stopped after step {done}, which is saved; the same command continues"
+                )
+    if log:
+        log.close()
+    runtime.say(f"{run}: done, {settings.num_steps} steps; the last checkpoint is in {run}/checkpoints")
+
+
+def build_network(config: Config, cache: LatentCache) -> SiT:
+    """The network of `config` with its seeded first weights; latent shape and classes from `cache`."""
+    arguments = config.model_arguments()
+    num_classes = arguments.setdefault("num_classes", len(cache.class_names))
+    if num_classes < len(cache.class_names):
+        raise ValueError(
+            f"model.num_classes is {num_classes}, but {cache.folder} has {len(cache.class_names)} "
+            "classes; leave it out to take that"
+        )
+    if num_classes > len(cache.class_names):
+        runtime.say(
+            f"model.num_classes is {num_classes}, but {cache.folder} has only "
+            f"{len(cache.class_names)} classes: the rest stay untrained"
+        )
+    channels, height, width = cache.latent_shape
+    with torch.random.fork_rng():
+        torch.manual_seed(config.train.seed)
+        return SiT(input_size=(height, width), in_channels=channels, **arguments)
+
+
+def check_continuation(config: Config, cache: LatentCache, previous: Checkpoint) -> None:
+    """ValueError naming each setting in which `config` is not the run that `previous` belongs to."""
+    saved = load_config(previous.folder / "config.yaml", [], Config)
+    old, new = _flat(saved.to_dict()), _flat(config.to_dict())
+    changed = [
+        f"{key} was {old.get(key)}, now {new.get(key)}"
+        for key in sorted(old.keys() | new.keys())
+        if key not in MAY_CHANGE | {"run"} and old.get(key) != new.get(key)
+    ]
+    if previous.record["latents_fingerprint"] != cache.fingerprint:
+        changed.append(f"the latents in {cache.folder} are not those that the run was trained on")
+    if previous.class_names != cache.class_names:
+        changed.append(f"the classes were {previous.class_names}, now {cache.class_names}")
+    if changed:
+        raise ValueError(
+            f"{config.run} cannot be continued from step {previous.step} with other settings: "
+            f"{'; '.join(changed)}. Choose another `run`, or the old values"
+        )
+
+
+def check_own_leftovers(run: Path) -> None:
+    """ValueError where `run` has files that no run of ours has made; what a killed start left is fine."""
+    ours = {"metrics.jsonl", "tensorboard", "checkpoints"}
+    foreign = sorted(path.name for path in run.iterdir() if path.name not in ours)
+    if foreign:
+        raise ValueError(f"{run} is not a run: it has {', '.join(foreign[:3])}; choose another `run`")
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _any_process(handle: Any, flag: bool) -> bool:
+    """Whether `flag` holds on any process: all of them leave the loop at the same step."""
+    if handle.num_processes == 1:
+        return flag
+    return bool(handle.gather(torch.tensor([flag], device=handle.device)).any())
