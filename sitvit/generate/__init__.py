@@ -1,0 +1,1 @@
+"""From a checkpoint and seeds to images."""

@@ -1,0 +1,254 @@
+"""Images from a checkpoint: image i is a pure function of (weights, settings, seed, i).
+
+The noise of image i comes from a counter-based generator at (seed, i), its label from a rule on i. The
+unit of work is the batch of indices kB .. (k + 1) B - 1, always computed whole: matrix kernels round
+differently for other shapes, so with one batch size the bits do not depend on the number of processes,
+on where a killed job went on, or on how many images were asked for.
+"""
+
+import difflib
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import runtime
+from ..data.autoencoder import Autoencoder, pixels_to_images
+from ..data.stream import LABELS, SAMPLING, generator
+from ..flow.guidance import check_cfg_scale, classifier_free_guidance
+from ..flow.ode import METHODS, check_method, integrate, uniform_times
+from ..models.sit import SiT
+from ..train.checkpoint import Checkpoint
+from . import samples
+from .samples import SampleSettings
+
+UINT8_RULE = "clamp(127.5 x + 128, 0, 255), truncated"
+
+
+def generate(
+    checkpoint: Checkpoint,
+    weights: str,
+    out: Path | None,
+    num_images: int,
+    labels: str | list[int],
+    seed: int,
+    cfg_scale: float,
+    method: str,
+    num_steps: int,
+    batch_size: int,
+    autoencoder_name: str | None,
+) -> Path:
+    """Write `num_images` images of `checkpoint` to `out`, or finish what was begun there.
+
+    `labels` is "balanced" (classes in turn), "random", or labels used in turn. Without `out` the folder
+    lies in the run and is named after the settings. Returns the folder.
+
+    Raises:
+        ValueError: settings that do not fit the checkpoint, each before the first image.
+        FloatingPointError: the network's output is not finite, naming the images.
+    """
+    check_numbers(num_images, seed, cfg_scale, method, num_steps, batch_size)
+    weights = checkpoint.weights_name(weights)
+    network = checkpoint.load_network(weights)
+    if isinstance(labels, list):
+        check_labels(labels, network.num_classes)
+    state = runtime.processes()
+    autoencoder = Autoencoder(autoencoder_name or checkpoint.autoencoder.name, state.device)
+    autoencoder.identity.check(checkpoint.autoencoder)
+    null_label = network.null_label if cfg_scale > 1 else None
+    settings = SampleSettings(
+        weights=weights,
+        weights_sha256=checkpoint.weights_sha256(weights),
+        autoencoder=_without_name(asdict(checkpoint.autoencoder)),
+        class_names=checkpoint.class_names,
+        image_size=checkpoint.record["image_size"],
+        seed=seed,
+        num_images=num_images,
+        labels=labels,
+        method=method,
+        num_steps=num_steps,
+        cfg_scale=cfg_scale,
+        guided_channels="all",
+        batch_size=min(batch_size, num_images),
+        precision="float32",
+        uint8_rule=UINT8_RULE,
+        path=checkpoint.record["path"],
+    )
+    out = out or default_folder(checkpoint, settings)
+    if state.is_main_process:
+        samples.begin(out, settings)
+        (out / "images").mkdir(exist_ok=True)
+    state.wait_for_everyone()
+    if (out / samples.RECORD).is_file():
+        samples.Samples(out)  # says so if one went missing since
+        runtime.say(f"{out}: all {num_images} images are there already")
+        return out
+
+    network.to(state.device)
+    num_classes = len(checkpoint.class_names)
+    start = time.monotonic()
+
+    def batch_of_images(indices: range, on_step: Callable[[], object]) -> np.ndarray:
+        batch_labels = labels_of(labels, indices, num_classes, seed).to(state.device)
+        velocity = classifier_free_guidance(network, batch_labels, null_label, cfg_scale)
+        x_0 = noise_of(seed, indices, network).to(state.device)
+        latents = integrate(velocity, x_0, uniform_times(num_steps), method, on_step)
+        pixels = autoencoder.decode(latents)
+        if not torch.isfinite(pixels).all():
+            raise FloatingPointError("the decoded images are not finite")
+        return pixels_to_images(pixels).cpu().numpy()
+
+    _write_missing(out, settings, state.process_index, state.num_processes, batch_of_images)
+    state.wait_for_everyone()
+    if state.is_main_process:
+        record = {
+            **runtime.read_json(out / "settings.json"),
+            "image_labels": labels_of(labels, range(num_images), num_classes, seed).tolist(),
+            "checkpoint": str(checkpoint.folder),
+            "step": checkpoint.step,
+            "trained_on": checkpoint.record["images"],
+            "num_evaluations": num_steps * METHODS[method].num_evaluations,
+            "device": state.device.type,
+            "num_processes": state.num_processes,
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "command": runtime.command_line(),
+            "seconds": round(time.monotonic() - start, 1),
+            "peak_memory_mib": runtime.peak_memory_mib(),
+        }
+        runtime.write_json(out / samples.RECORD, record)
+        runtime.say(f"{out}: {num_images} images of {weights} at step {checkpoint.step}")
+    state.wait_for_everyone()
+    return out
+
+
+@torch.no_grad()
+def _write_missing(
+    out: Path,
+    settings: SampleSettings,
+    process_index: int,
+    num_processes: int,
+    batch_of_images: Callable[[range, Callable[[], object]], np.ndarray],
+) -> None:
+    """Compute each batch of this process of which an image is not there yet."""
+    size, total = settings.batch_size, settings.num_images
+    starts = range(process_index * size, total, num_processes * size)
+    batches = [range(first, first + size) for first in starts]
+    missing = {
+        batch: [
+            index
+            for index in batch
+            if index < total and not samples.is_whole(samples.image_path(out, index), settings.image_size)
+        ]
+        for batch in batches
+    }
+    todo = sum(map(len, missing.values()))
+    mine = sum(min(batch.stop, total) - batch.start for batch in batches)
+    if todo < mine:
+        runtime.say(f"continuing {out}: {mine - todo} of {mine} images are there already")
+    steps_per_batch = settings.num_steps
+    num_steps = steps_per_batch * sum(bool(indices) for indices in missing.values())
+    with (
+        runtime.StopRequest() as stop,
+        runtime.progress(num_steps, 0, f"sampling {todo} images", " steps") as bar,
+    ):
+        for batch, indices in missing.items():
+            if not indices:
+                continue
+            try:
+                images = batch_of_images(batch, bar.update)
+            except FloatingPointError as error:
+                raise FloatingPointError(f"images {batch.start} to {batch.stop - 1}: {error}") from None
+            for index in indices:
+                samples.write_image(samples.image_path(out, index), images[index - batch.start])
+            if stop.requested:
+                raise KeyboardInterrupt("stopped; the same command continues with the next images")
+
+
+def check_numbers(
+    num_images: int, seed: int, cfg_scale: float, method: str, num_steps: int, batch_size: int
+) -> None:
+    """ValueError naming the first setting that makes no sense for any checkpoint."""
+    check_cfg_scale(cfg_scale)
+    uniform_times(num_steps)
+    check_method(method)
+    for name, value in (("num_images", num_images), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be from 0 to 2^63 - 1, got {seed}")
+
+
+def resolve_labels(words: list[str], class_names: list[str]) -> str | list[int]:
+    """What a person typed: "balanced", "random", or class names and labels; a name goes first.
+
+    Raises:
+        ValueError: neither a class name nor a number, with the nearest names.
+    """
+    if len(words) == 1 and words[0] in ("balanced", "random"):
+        return words[0]
+    labels = []
+    for word in words:
+        if word in class_names:
+            labels.append(class_names.index(word))
+            if word.isdecimal() and labels[-1] != int(word):
+                runtime.say(f"{word} is the name of class {labels[-1]}: that class is meant")
+        elif word.removeprefix("-").isdecimal():
+            labels.append(int(word))
+        else:
+            near = difflib.get_close_matches(word, class_names, n=3, cutoff=0.4) or class_names[:5]
+            raise ValueError(f"there is no class {word!r}; did you mean {' or '.join(near)}?")
+    return labels
+
+
+def check_labels(labels: list[int], num_classes: int) -> None:
+    """ValueError naming the first label that the model does not have."""
+    if not labels:
+        raise ValueError("no labels were given")
+    for label in labels:
+        if not 0 <= label < num_classes:
+            raise ValueError(
+                f"label {label} is out of range: this model has {num_classes} classes, labels 0 to "
+                f"{num_classes - 1}"
+            )
+
+
+def labels_of(rule: str | list[int], indices: range, num_classes: int, seed: int) -> Tensor:
+    """Labels (B,) int64 of the images `indices`: a function of rule, seed and index alone."""
+    if isinstance(rule, list):
+        return torch.tensor([rule[index % len(rule)] for index in indices])
+    if rule == "balanced":
+        return torch.tensor([index % num_classes for index in indices])
+    if rule == "random":
+        draws = [generator(seed, LABELS, 0, i).integers(num_classes) for i in indices]
+        return torch.tensor([int(draw) for draw in draws])
+    raise ValueError(f"labels must be balanced, random or a list of labels, got {rule!r}")
+
+
+def noise_of(seed: int, indices: range, network: SiT) -> Tensor:
+    """x_0 (B, C, H, W) float32 of the images `indices`; image i's noise is its own whatever the batch."""
+    shape = (network.in_channels, network.height, network.width)
+    draws = [
+        generator(seed, SAMPLING, 0, index).standard_normal(shape, dtype=np.float32) for index in indices
+    ]
+    return torch.from_numpy(np.stack(draws))
+
+
+def default_folder(checkpoint: Checkpoint, settings: SampleSettings) -> Path:
+    """RUN/samples/NAME, where NAME tells the settings that people vary."""
+    rule = settings.labels if isinstance(settings.labels, str) else "chosen"
+    name = (
+        f"step_{checkpoint.step:07d}-{settings.weights}-{settings.method}{settings.num_steps}"
+        f"-cfg{settings.cfg_scale:g}-seed{settings.seed}-n{settings.num_images}-{rule}"
+    )
+    parent = checkpoint.folder.parent
+    return (parent.parent if parent.name == "checkpoints" else checkpoint.folder) / "samples" / name
+
+
+def _without_name(identity: dict[str, object]) -> dict[str, object]:
+    """One autoencoder may lie in two folders."""
+    return {key: value for key, value in identity.items() if key != "name"}

@@ -1,0 +1,134 @@
+"""A folder of generated images: what it promises, what is there, and whether it is whole.
+
+OUT/settings.json         what is being made; written first
+OUT/images/000000.png     image i, written aside and renamed
+OUT/samples.json          the record: settings, labels, cost; written last
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from .. import runtime
+from ..data.images import is_image, read_image
+
+FORMAT = 1
+RECORD = "samples.json"
+
+
+@dataclass(frozen=True)
+class SampleSettings:
+    """All that an image follows from, beside its index; equal settings give equal images."""
+
+    weights: str
+    weights_sha256: str
+    autoencoder: dict[str, Any]
+    class_names: list[str]
+    image_size: int
+    seed: int
+    num_images: int
+    labels: str | list[int]  # "balanced", "random", or labels used in turn
+    method: str
+    num_steps: int
+    cfg_scale: float
+    guided_channels: str
+    batch_size: int
+    precision: str
+    uint8_rule: str
+    path: str
+
+
+def begin(out: Path, settings: SampleSettings) -> None:
+    """Claim `out` for `settings`, or check that it was begun with them.
+
+    Raises:
+        ValueError: the folder holds something else, or samples of other settings, naming the first.
+    """
+    path = out / "settings.json"
+    wanted = {"format": FORMAT, **asdict(settings)}
+    if not path.is_file():
+        if out.is_dir() and any(out.iterdir()):
+            raise ValueError(f"{out} has files that are no samples; choose another --out")
+        runtime.write_json(path, wanted)
+    found = runtime.read_json(path)
+    for key, value in wanted.items():
+        if found.get(key) != value:
+            raise ValueError(
+                f"{out} holds samples made with {key} = {found.get(key)}, not {value}; choose another "
+                "--out, or delete that folder"
+            )
+
+
+def image_path(out: Path, index: int) -> Path:
+    """Where image `index` lies."""
+    return out / "images" / f"{index:06d}.png"
+
+
+def write_image(path: Path, image: np.ndarray) -> None:
+    """Write uint8 (H, W, 3), under its name only once it is whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    # Not flushed one by one: a continued job decodes every image that it finds.
+    Image.fromarray(image).save(temporary, format="png")
+    os.replace(temporary, path)
+
+
+def is_whole(path: Path, image_size: int) -> bool:
+    """Whether the file is there and decodes to the size."""
+    try:
+        return path.is_file() and read_image(path).shape == (image_size, image_size, 3)
+    except ValueError:
+        return False
+
+
+class Samples:
+    """A finished sample folder as an image source: `labels`, `len`, `name(i)`, `read(i)`.
+
+    Raises:
+        ValueError: unfinished, or not exactly the images that the record promises.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / RECORD).is_file():
+            begun = (folder / "settings.json").is_file()
+            raise ValueError(
+                f"{folder} is unfinished; run the same scripts/sample.py command again"
+                if begun
+                else f"{folder} has no {RECORD}; make samples with scripts/sample.py"
+            )
+        self.folder = folder
+        self.record: dict[str, Any] = runtime.read_json(folder / RECORD)
+        self.class_names: list[str] = self.record["class_names"]
+        self.labels = np.array(self.record["image_labels"], dtype=np.int64)
+        _check_names(folder, self.record["num_images"])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def name(self, index: int) -> str:
+        """Where image `index` lies, for messages."""
+        return str(image_path(self.folder, index))
+
+    def read(self, index: int) -> np.ndarray:
+        """Image `index`, uint8 (H, W, 3)."""
+        return read_image(image_path(self.folder, index))
+
+
+def _check_names(folder: Path, num_images: int) -> None:
+    wanted = {image_path(folder, index).name for index in range(num_images)}
+    found = {path.name for path in (folder / "images").iterdir() if is_image(path)}
+    for what, names in (("lacks", wanted - found), ("has the foreign", found - wanted)):
+        if names:
+            raise ValueError(
+                f"{folder / 'images'} {what} {_some(names)}; exactly the {num_images} images of its "
+                "record must be there"
+            )
+
+
+def _some(names: Iterable[str]) -> str:
+    names = sorted(names)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

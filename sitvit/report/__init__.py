@@ -1,0 +1,1 @@
+"""Pictures and pages of what was run."""

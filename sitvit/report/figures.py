@@ -1,0 +1,81 @@
+"""Pictures: sample grids with the class of each row, and loss curves."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import runtime
+from ..generate.samples import Samples
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_ROWS = 20
+PER_CLASS = 10
+MAX_CELL = 128  # pixels of an image in a grid
+SMOOTHING = 5  # logged values in a running mean
+
+
+def grid_figure(samples: Samples, title: str) -> "Figure":
+    """A row per class (the first `MAX_ROWS` that occur) of its first `PER_CLASS` images."""
+    from matplotlib.figure import Figure
+
+    classes = sorted(set(samples.labels.tolist()))[:MAX_ROWS]
+    chosen = [np.flatnonzero(samples.labels == label)[:PER_CLASS] for label in classes]
+    num_columns = max(map(len, chosen))
+    side = samples.record["image_size"]
+    cell = side * max(1, MAX_CELL // (2 * side)) if side <= MAX_CELL else side
+    sheet = np.full((len(classes) * side, num_columns * side, 3), 255, dtype=np.uint8)
+    for row, indices in enumerate(chosen):
+        for column, index in enumerate(indices):
+            top, left = row * side, column * side
+            sheet[top : top + side, left : left + side] = samples.read(int(index))
+    label_width, title_height, dpi = 1.4, 0.45, 100
+    width = label_width + num_columns * cell / dpi
+    height = title_height + len(classes) * cell / dpi
+    figure = Figure(figsize=(width + 0.1, height + 0.1), dpi=dpi)
+    axes = figure.add_axes(
+        (label_width / (width + 0.1), 0.1 / (height + 0.1), num_columns * cell / dpi / (width + 0.1),
+         len(classes) * cell / dpi / (height + 0.1))
+    )  # fmt: skip
+    axes.imshow(sheet, interpolation="nearest")
+    axes.set_xticks([])
+    names = [samples.class_names[label] for label in classes]
+    axes.set_yticks([(row + 0.5) * side - 0.5 for row in range(len(classes))], names, fontsize=10)
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    figure.suptitle(title, fontsize=10, y=1 - 0.1 / (height + 0.1), va="top")
+    return figure
+
+
+def loss_figure(curves: dict[str, list[dict[str, float]]]) -> "Figure":
+    """Training loss against step of each run: the logged means faint, their running mean strong."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), dpi=100, layout="constrained")
+    axes = figure.add_subplot()
+    for name, rows in curves.items():
+        steps = np.array([row["step"] for row in rows])
+        losses = np.array([row["loss"] for row in rows])
+        (line,) = axes.plot(steps, losses, alpha=0.25, linewidth=0.8)
+        width = min(SMOOTHING, len(losses))
+        smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
+        # Each mean stands at its window's last step: nothing in it lies ahead.
+        axes.plot(steps[width - 1 :], smooth, color=line.get_color(), label=name)
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("velocity loss (mean squared error)")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    return figure
+
+
+def save_figure(path: Path, make: Callable[[], "Figure"]) -> None:
+    """Write the figure to the PNG `path`, whole or not at all."""
+    with runtime.write_aside(path) as temporary:
+        make().savefig(temporary, format="png", metadata={"Software": None})

@@ -1,0 +1,224 @@
+"""One self-contained page about some runs: results, pictures, and what was run at what cost."""
+
+import base64
+import html
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .. import runtime
+from ..config import Config, load_config
+from ..data.latents import LatentCache
+from ..eval.features import FashionFeatures
+from ..generate.samples import RECORD, Samples
+from ..train.checkpoint import Checkpoint, find_checkpoint
+from ..train.metrics import read_metrics
+from .figures import grid_figure, loss_figure, save_figure
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; margin: 1rem 0; font-size: 14px }
+th, td { border-bottom: 1px solid #ccc; padding: .3rem .8rem; text-align: left; vertical-align: top }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums }
+img { max-width: 100% } code { font-size: 12.5px; overflow-wrap: anywhere } .note { color: #555 }
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a run left behind."""
+
+    folder: Path
+    checkpoint: Checkpoint
+    config: dict[str, Any]
+    losses: list[dict[str, float]]
+    samples: list[Samples]
+
+    @property
+    def name(self) -> str:
+        """Preset and folder."""
+        return f"{self.config['model']['name']} ({self.folder.name})"
+
+
+def open_run(folder: Path) -> Run:
+    """Read a run; ValueError where it has no checkpoint or no finished samples."""
+    checkpoint = find_checkpoint(str(folder))
+    config = load_config(checkpoint.folder / "config.yaml", [], Config).to_dict()
+    records = sorted((folder / "samples").glob(f"*/{RECORD}"))
+    samples = [Samples(record.parent) for record in records]
+    # Samples of an earlier state of the run are another story.
+    samples = [made for made in samples if made.record["step"] == checkpoint.step]
+    if not samples:
+        raise ValueError(f"{folder} has no finished samples of step {checkpoint.step}; run scripts/sample.py")
+    return Run(folder, checkpoint, config, read_metrics(folder), samples)
+
+
+def write_report(folders: list[Path], out: Path, figures_prefix: str | None) -> list[Path]:
+    """Write the page on the runs in `folders` to `out`, and its pictures beside it.
+
+    With `figures_prefix` ("samples/demo_") each run's best-guided grid is also written to PREFIXRUN.png
+    with the json that reproduces it, and the loss curves to PREFIXloss.png. Returns what was written.
+
+    Raises:
+        ValueError: a folder that is no run, or has no samples yet.
+    """
+    runs = [open_run(folder) for folder in folders]
+    pictures = out.parent / f"{out.stem}_files"
+    curves = {run.name: run.losses for run in runs if run.losses}
+    written = []
+    if curves:
+        save_figure(pictures / "loss.png", lambda: loss_figure(curves))
+        written.append(pictures / "loss.png")
+    sections = []
+    for run in runs:
+        for made in run.samples:
+            path = pictures / f"{run.folder.name}-{made.folder.name}.png"
+            save_figure(path, partial(grid_figure, made, grid_title(run, made)))
+            sections.append(f"<h2>{_text(run.name)}</h2>{_image(path)}{_how(made)}")
+            written.append(path)
+    if figures_prefix:
+        written += _export(runs, curves, figures_prefix)
+    body = [
+        "<h1>What the runs made</h1>",
+        _results(runs),
+        "<h2>Training loss</h2>",
+        _image(pictures / "loss.png") if curves else "",
+        *sections,
+        "<h2>What was run</h2>",
+        _stages(runs),
+    ]
+    page = (
+        "<!doctype html><html lang='en'><meta charset='utf-8'><title>sitvit report</title>"
+        f"<style>{STYLE}</style>" + "\n".join(body) + "</html>\n"
+    )
+    with runtime.write_aside(out) as temporary:
+        temporary.write_text(page, "utf-8")
+    return [out, *written]
+
+
+def grid_title(run: Run, made: Samples) -> str:
+    """Model, step, sampler, guidance and seed in one line."""
+    record = made.record
+    return (
+        f"{run.config['model']['name']}, {record['weights']} at step {record['step']}, "
+        f"{record['method']} {record['num_steps']} steps, cfg {record['cfg_scale']:g}, seed {record['seed']}"
+    )
+
+
+def _export(runs: list[Run], curves: dict[str, Any], prefix: str) -> list[Path]:
+    written = []
+    for run in runs:
+        made = max(run.samples, key=lambda made: made.record["cfg_scale"])
+        picture = Path(f"{prefix}{run.folder.name}.png")
+        save_figure(picture, partial(grid_figure, made, grid_title(run, made)))
+        record = {key: value for key, value in made.record.items() if key != "image_labels"}
+        runtime.write_json(picture.with_suffix(".json"), {**record, "config": run.config})
+        written.append(picture)
+    if curves:
+        picture = Path(f"{prefix}loss.png")
+        save_figure(picture, lambda: loss_figure(curves))
+        commands = {run.name: run.checkpoint.record["command"] for run in runs}
+        runtime.write_json(picture.with_suffix(".json"), {"commands": commands, "losses": curves})
+        written.append(picture)
+    return written
+
+
+def measured(folder: Path) -> list[dict[str, Any]]:
+    """The metrics files beside a set of samples or latents."""
+    return [runtime.read_json(path) for path in sorted(folder.glob("metrics_*.json"))]
+
+
+def _results(runs: list[Run]) -> str:
+    rows = []
+    for run in runs:
+        last = f"{run.losses[-1]['loss']:.4f}" if run.losses else "-"
+        parameters = f"{run.checkpoint.record['num_parameters']:,}"
+        for made in run.samples:
+            for metrics in measured(made.folder):
+                rows.append(
+                    [run.name, parameters, str(run.checkpoint.step), last,
+                     f"{made.record['cfg_scale']:g}", *_numbers(metrics)]
+                )  # fmt: skip
+    for folder in sorted({run.config["data"]["latents"] for run in runs}):
+        for metrics in measured(Path(folder)):
+            rows.append(
+                [
+                    "the autoencoder's reconstructions (floor)",
+                    "-",
+                    "-",
+                    "-",
+                    "-",
+                    *_numbers(metrics),
+                ]
+            )
+    if not rows:
+        return "<p>Nothing was evaluated yet: run scripts/evaluate.py --samples FOLDER.</p>"
+    head = [
+        "model",
+        "parameters",
+        "steps",
+        "last loss",
+        "cfg",
+        "images",
+        "FD-fashion",
+        "class agreement",
+    ]
+    note = (
+        f"<p class='note'>{FashionFeatures.distance_name} is a Frechet distance in the features of a small "
+        "classifier of Fashion-MNIST: lower is better; it is not FID and compares only with itself, at "
+        "the same number of images. Class agreement is the share of images that this classifier takes for "
+        "the class that was asked for. Each row is one run with one seed.</p>"
+    )
+    return _table(head, rows, num_text_columns=1) + note
+
+
+def _numbers(metrics: dict[str, Any]) -> list[str]:
+    values = metrics["metrics"]
+    agreement = values.get("class_agreement")
+    return [
+        f"{metrics['protocol']['num_samples']:,}",
+        f"{values[FashionFeatures.distance_name]:.3f}",
+        "-" if agreement is None else f"{100 * agreement:.1f} %",
+    ]
+
+
+def _how(made: Samples) -> str:
+    return f"<p class='note'><code>{_text(made.record['command'])}</code></p>"
+
+
+def _stages(runs: list[Run]) -> str:
+    stages: list[tuple[str, dict[str, Any]]] = []
+    for folder in sorted({run.config["data"]["latents"] for run in runs}):
+        if (Path(folder) / "manifest.json").is_file():
+            stages.append(("encode", LatentCache(Path(folder)).manifest))
+        stages += [("evaluate", metrics) for metrics in measured(Path(folder))]
+    for run in runs:
+        stages.append(("train", run.checkpoint.record))
+        for made in run.samples:
+            stages.append(("sample", made.record))
+            stages += [("evaluate", metrics) for metrics in measured(made.folder)]
+    rows = [
+        [stage, record["command"], f"{record['seconds']:.0f}", f"{record['peak_memory_mib']:,}"]
+        for stage, record in stages
+    ]
+    return _table(["stage", "command", "seconds", "peak MiB"], rows, num_text_columns=2)
+
+
+def _table(head: list[str], rows: list[list[str]], num_text_columns: int) -> str:
+    def line(tag: str, cells: list[str]) -> str:
+        kinds = ["" if i < num_text_columns else " class='number'" for i in range(len(cells))]
+        return "<tr>" + "".join(
+            f"<{tag}{kind}>{_text(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)
+        )
+
+    return "<table>" + line("th", head) + "".join(line("td", row) for row in rows) + "</table>"
+
+
+def _image(path: Path) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f"<p><img alt='{_text(path.stem)}' src='data:image/png;base64,{data}'></p>"
+
+
+def _text(text: str) -> str:
+    return html.escape(text)
