@@ -93,7 +93,7 @@ def sample(arguments: list[str]) -> None:
     )
     parser.add_argument("--checkpoint", help="a run or a checkpoint folder (default: the newest under runs/)")
     parser.add_argument("--weights", default="ema", help="ema (default), model, or a full name")
-    parser.add_argument("--num", type=int, default=100, help="number of images (100)")
+    parser.add_argument("--num-images", type=int, default=100, help="number of images (100)")
     parser.add_argument(
         "--labels",
         nargs="+",
@@ -118,7 +118,7 @@ def sample(arguments: list[str]) -> None:
         checkpoint,
         options.weights,
         options.out,
-        options.num,
+        options.num_images,
         resolve_labels(options.labels, checkpoint.class_names),
         options.seed,
         options.cfg_scale,

@@ -232,10 +232,16 @@ def _below(part: Any, prefix: str, lowest: Mapping[str, float]) -> list[str]:
     ]
 
 
-def _file_entries(path: Path) -> list[tuple[str, str, Any]]:
-    """(file, dotted key, value) of each leaf in `path`, those of its `base` first."""
+def _file_entries(path: Path, above: tuple[Path, ...] = ()) -> list[tuple[str, str, Any]]:
+    """(file, dotted key, value) of each leaf in `path`, those of its `base` first.
+
+    `above` are the files that `path` is the base of.
+    """
     if not path.is_file():
-        raise ValueError(f"there is no configuration file {path}")
+        asked = f", which {above[-1]} is based on" if above else ""
+        raise ValueError(f"there is no configuration file {path}{asked}")
+    if path.resolve() in above:
+        raise ValueError(f"{path} is based on itself")
     try:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
@@ -243,7 +249,7 @@ def _file_entries(path: Path) -> list[tuple[str, str, Any]]:
     if not isinstance(content, dict) or not content:
         raise ValueError(f"{path} is empty or not a mapping of keys to values")
     base = content.pop("base", None)
-    entries = [] if base is None else _file_entries(path.parent / str(base))
+    entries = [] if base is None else _file_entries(path.parent / str(base), (*above, path.resolve()))
     return entries + [(str(path), key, value) for key, value in _leaves(content, "")]
 
 
@@ -304,6 +310,8 @@ def _set(values: Any, types: dict[str, str], key: str, value: Any) -> str | None
         in_part = [known for known in types if known.startswith(part + ".")] or list(types)
         return f"there is no key {key!r}; known are {', '.join(in_part)}"
     wanted = types[key]
+    if wanted == "str" and not isinstance(value, str):
+        return f"{key} must be text, got {value!r}; put text in quotes"
     # OmegaConf turns 2.0 into 2 and True into 1; a person who types these means something else.
     fits = not (wanted.startswith("int") and not _is_int(value)) and not (
         wanted.startswith("float") and isinstance(value, bool)

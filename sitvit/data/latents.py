@@ -179,7 +179,7 @@ def _read_ahead(
 
 
 def _finite(moments: Tensor, source: ImageSource, batch: range) -> Tensor:
-    half = moments.to(torch.float16).cpu()
+    half = moments.to(torch.float16).cpu().contiguous()
     bad = (~torch.isfinite(half.flatten(1)).all(dim=1)).nonzero()
     if len(bad):
         raise ValueError(f"the latent of {source.name(batch[int(bad[0])])} is not finite")

@@ -27,6 +27,7 @@ from ..train.checkpoint import Checkpoint
 from . import samples
 from .samples import SampleSettings
 
+LABEL_RULES = ("balanced", "random")
 UINT8_RULE = "clamp(127.5 x + 128, 0, 255), truncated"
 
 
@@ -55,8 +56,7 @@ def generate(
     check_numbers(num_images, seed, cfg_scale, method, num_steps, batch_size)
     weights = checkpoint.weights_name(weights)
     network = checkpoint.load_network(weights)
-    if isinstance(labels, list):
-        check_labels(labels, network.num_classes)
+    check_labels(labels, network.num_classes)
     state = runtime.processes()
     autoencoder = Autoencoder(autoencoder_name or checkpoint.autoencoder.name, state.device)
     autoencoder.identity.check(checkpoint.autoencoder)
@@ -189,7 +189,7 @@ def resolve_labels(words: list[str], class_names: list[str]) -> str | list[int]:
     Raises:
         ValueError: neither a class name nor a number, with the nearest names.
     """
-    if len(words) == 1 and words[0] in ("balanced", "random"):
+    if len(words) == 1 and words[0] in LABEL_RULES:
         return words[0]
     labels = []
     for word in words:
@@ -205,8 +205,12 @@ def resolve_labels(words: list[str], class_names: list[str]) -> str | list[int]:
     return labels
 
 
-def check_labels(labels: list[int], num_classes: int) -> None:
-    """ValueError naming the first label that the model does not have."""
+def check_labels(labels: str | list[int], num_classes: int) -> None:
+    """ValueError naming an unknown rule, or the first label that the model does not have."""
+    if isinstance(labels, str):
+        if labels not in LABEL_RULES:
+            raise ValueError(f"labels must be {', '.join(LABEL_RULES)} or a list, got {labels!r}")
+        return
     if not labels:
         raise ValueError("no labels were given")
     for label in labels:
@@ -223,10 +227,8 @@ def labels_of(rule: str | list[int], indices: range, num_classes: int, seed: int
         return torch.tensor([rule[index % len(rule)] for index in indices])
     if rule == "balanced":
         return torch.tensor([index % num_classes for index in indices])
-    if rule == "random":
-        draws = [generator(seed, LABELS, 0, i).integers(num_classes) for i in indices]
-        return torch.tensor([int(draw) for draw in draws])
-    raise ValueError(f"labels must be balanced, random or a list of labels, got {rule!r}")
+    draws = [generator(seed, LABELS, 0, i).integers(num_classes) for i in indices]
+    return torch.tensor([int(draw) for draw in draws])
 
 
 def noise_of(seed: int, indices: range, network: SiT) -> Tensor:

@@ -1,0 +1,110 @@
+"""The stream is a pure function of (seed, step, position)."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sitvit.data.autoencoder import latents_of_moments
+from sitvit.data.stream import SAMPLING, TRAINING, TrainingStream, generator
+
+
+def stream(cache, **changes):
+    arguments = {
+        "seed": 0, "batch_size": 8, "flip": True, "class_dropout_prob": 0.1, "null_label": 10
+    }  # fmt: skip
+    return TrainingStream(cache, **{**arguments, **changes})
+
+
+def tensors(batch):
+    return [torch.from_numpy(batch.ids), batch.x_0, batch.x_1, batch.t, batch.labels]
+
+
+@settings(max_examples=20, deadline=None)
+@given(step=st.integers(0, 10**9), parts=st.sampled_from([1, 2, 4, 8]))
+def test_any_split_over_processes_sees_the_same_bits(cache, step, parts):
+    whole = tensors(stream(cache).batch(step, range(8)))
+    size = 8 // parts
+    slices = [tensors(stream(cache).batch(step, range(i, i + size))) for i in range(0, 8, size)]
+    for expected, *found in zip(whole, *slices, strict=True):
+        assert torch.equal(torch.cat(found), expected)
+
+
+def test_a_step_does_not_depend_on_the_steps_before(cache):
+    ran = stream(cache)
+    for step in range(20):
+        last = ran.batch(step, range(8))
+    fresh = stream(cache).batch(19, range(8))
+    assert all(torch.equal(a, b) for a, b in zip(tensors(last), tensors(fresh), strict=True))
+
+
+def test_every_image_comes_once_an_epoch_in_a_new_order(cache):
+    """64 images in batches of 24: batches straddle epochs and nothing is lost."""
+    ran = stream(cache, batch_size=24)
+    ids = np.concatenate([ran.batch(step, range(24)).ids for step in range(8)])
+    epochs = ids.reshape(3, 64)
+    assert (np.sort(epochs, axis=1) == np.arange(64)).all()
+    assert not (epochs[0] == epochs[1]).all()
+
+
+def test_a_batch_larger_than_the_data_wraps(cache):
+    ids = stream(cache, batch_size=150).batch(0, range(150)).ids
+    assert np.bincount(ids, minlength=64).min() >= 2
+
+
+def test_noise_and_times_differ_between_positions_steps_and_seeds(cache):
+    batches = [stream(cache, seed=seed).batch(step, range(8)) for seed, step in [(0, 0), (0, 1), (1, 0)]]
+    times = torch.cat([batch.t for batch in batches])
+    noises = torch.cat([batch.x_0 for batch in batches]).flatten(1)
+    assert len(times.unique()) == 24
+    assert len(noises.unique(dim=0)) == 24
+
+
+def test_training_and_sampling_draws_of_one_seed_are_different():
+    a, b = (generator(0, purpose, 0, 0).standard_normal(4) for purpose in (TRAINING, SAMPLING))
+    assert not (a == b).any()
+
+
+def test_the_draws_have_the_distributions_that_they_should(cache):
+    ran = stream(cache, batch_size=2000)
+    batch = ran.batch(0, range(2000))
+    # five standard errors of 2,000 draws
+    assert batch.t.mean() == pytest.approx(0.5, abs=5 * 0.2887 / 2000**0.5)
+    assert batch.t.std() == pytest.approx(0.2887, abs=0.01)
+    dropped = (batch.labels == 10).float().mean()
+    assert dropped == pytest.approx(0.1, abs=5 * 0.3 / 2000**0.5)
+    assert batch.x_0.mean() == pytest.approx(0, abs=5 / batch.x_0.numel() ** 0.5)
+    assert batch.x_0.std() == pytest.approx(1, abs=5 / (2 * batch.x_0.numel()) ** 0.5)
+    kept = batch.labels != 10
+    assert np.array_equal(batch.labels[kept].numpy(), cache.labels[batch.ids][kept.numpy()])
+
+
+def test_the_data_side_is_a_draw_of_the_images_posterior(cache):
+    batch = stream(cache, flip=False).batch(3, range(8))
+    moments = cache.moments(batch.ids, np.zeros(8, dtype=bool))
+    mean = latents_of_moments(moments, torch.zeros(1), cache.autoencoder)
+    one_sigma = latents_of_moments(moments, torch.ones(1), cache.autoencoder) - mean
+    standard = (batch.x_1 - mean) / one_sigma
+    assert standard.std() == pytest.approx(1, abs=0.1)
+    assert not torch.equal(standard, batch.x_0)
+
+
+def test_without_dropout_every_label_is_kept(cache):
+    batch = stream(cache, class_dropout_prob=0.0).batch(0, range(8))
+    assert np.array_equal(batch.labels.numpy(), cache.labels[batch.ids])
+
+
+def test_flips_take_the_mirrored_moments_of_half_of_the_images(cache):
+    ran = stream(cache, batch_size=400, class_dropout_prob=0.0)
+    with_flip = ran.batch(0, range(400))
+    without = stream(cache, batch_size=400, flip=False).batch(0, range(400))
+    same = (with_flip.x_1 == without.x_1).flatten(1).all(dim=1)
+    assert same.float().mean() == pytest.approx(0.5, abs=5 * 0.5 / 400**0.5)
+    assert torch.equal(with_flip.x_0, without.x_0)
+
+
+def test_flipping_without_mirrored_moments_is_refused(cache, monkeypatch):
+    monkeypatch.setattr(cache, "has_flip", False)
+    with pytest.raises(ValueError, match="encoded without --flip"):
+        stream(cache)

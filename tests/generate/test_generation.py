@@ -1,0 +1,237 @@
+"""Image i is a pure function of (weights, settings, seed, i)."""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sitvit.data.images import read_image
+from sitvit.generate import generation, samples
+from sitvit.generate.generation import generate, labels_of, noise_of, resolve_labels
+from sitvit.generate.samples import Samples
+from sitvit.train.checkpoint import find_checkpoint
+
+NAMES = ["cat", "dog", "10"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(trained_run):
+    return find_checkpoint(str(trained_run))
+
+
+@pytest.fixture
+def run(checkpoint, tmp_path):
+    """run(name, ...) generates 10 images in three steps into a folder of that name."""
+
+    def make(name="out", at=checkpoint, **changes) -> Path:
+        settings = {
+            "weights": "ema", "num_images": 10, "labels": "balanced", "seed": 0, "cfg_scale": 1.5,
+            "method": "heun", "num_steps": 3, "batch_size": 4, "autoencoder_name": None,
+        }  # fmt: skip
+        return generate(at, out=tmp_path / name, **{**settings, **changes})
+
+    return make
+
+
+def pictures(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "images").iterdir()}
+
+
+def pixels(folder) -> np.ndarray:
+    made = Samples(folder)
+    return np.stack([made.read(i) for i in range(len(made))]).astype(int)
+
+
+def test_noise_of_an_image_is_the_same_bits_in_every_batch(checkpoint):
+    network = checkpoint.load_network("model")
+    whole = noise_of(0, range(8), network)
+    for size in (1, 3, 8):
+        parts = [noise_of(0, range(i, min(i + size, 8)), network) for i in range(0, 8, size)]
+        assert torch.equal(torch.cat(parts), whole)
+    assert len(whole.flatten(1).unique(dim=0)) == 8
+    assert not torch.equal(noise_of(1, range(8), network), whole)
+
+
+def test_batches_of_1_and_8_give_the_same_images_within_rounding(run):
+    """uint8 truncates, so a value at a boundary may move by one."""
+    one, eight = pixels(run("one", batch_size=1)), pixels(run("eight", batch_size=8))
+    assert np.abs(one - eight).max() <= 1
+    assert (one != eight).mean() < 1e-3
+
+
+def test_images_and_labels_do_not_depend_on_how_many_are_made(run):
+    few, many = run("few", num_images=6), run("many", num_images=10)
+    assert pictures(few).items() <= pictures(many).items()
+    assert Samples(few).labels.tolist() == Samples(many).labels.tolist()[:6]
+
+
+@pytest.mark.parametrize("num_processes", [2, 3])
+def test_any_number_of_processes_makes_the_same_bytes(run, monkeypatch, num_processes):
+    whole = pictures(run("whole"))
+    original = generation._write_missing
+
+    def in_turn(out, settings, index, count, batch):
+        for process in reversed(range(num_processes)):
+            original(out, settings, process, num_processes, batch)
+
+    monkeypatch.setattr(generation, "_write_missing", in_turn)
+    assert pictures(run("split")) == whole
+
+
+def test_a_killed_job_continues_to_the_same_bytes(run, monkeypatch, tmp_path):
+    whole = pictures(run("whole"))
+    original, count = samples.write_image, [0]
+
+    class Killed(Exception):
+        pass
+
+    def dying(path, image):
+        if count[0] == 6:
+            path.write_bytes(b"half a png")
+            raise Killed
+        count[0] += 1
+        original(path, image)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(samples, "write_image", dying)
+        with pytest.raises(Killed):
+            run("killed")
+    with pytest.raises(ValueError, match="unfinished"):
+        Samples(tmp_path / "killed")
+    assert pictures(run("killed")) == whole
+
+
+def test_exactly_the_asked_number_is_made_and_all_differ(run):
+    made = run(num_images=7, batch_size=3)
+    assert sorted(pictures(made)) == [f"{i:06d}.png" for i in range(7)]
+    assert len(set(pictures(made).values())) == 7
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"num_images": 11}, {"seed": 1}, {"cfg_scale": 2.0}, {"weights": "model"}, {"labels": [1]},
+     {"num_steps": 4}, {"method": "euler"}, {"batch_size": 5}],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_other_settings_do_not_mix_with_what_is_there(run, change):
+    before = pictures(run())
+    with pytest.raises(ValueError, match=next(iter(change))):
+        run(**change)
+    assert pictures(run()) == before
+
+
+def test_a_folder_of_other_pictures_is_not_written_into(run, tmp_path):
+    (tmp_path / "holiday.png").write_bytes(b"")
+    with pytest.raises(ValueError, match="no samples"):
+        run("")
+    assert [path.name for path in tmp_path.iterdir()] == ["holiday.png"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda folder: (folder / "images/000003.png").unlink(), "lacks 000003.png"),
+        (lambda folder: shutil.copy(folder / "images/000003.png", folder / "images/x.png"), "x.png"),
+    ],
+)
+def test_finished_samples_are_exactly_the_promised_images(run, change, words):
+    folder = run()
+    change(folder)
+    with pytest.raises(ValueError, match=words):
+        Samples(folder)
+
+
+def test_guidance_weights_and_labels_each_change_the_image(run):
+    base = pixels(run("base"))
+    for name, change in {
+        "g": {"cfg_scale": 4.0}, "w": {"weights": "model"}, "l": {"labels": [9]}, "s": {"seed": 5}
+    }.items():  # fmt: skip
+        assert (pixels(run(name, **change)) != base).mean() > 0.01
+
+
+def test_the_record_names_everything_that_an_image_follows_from(run, checkpoint):
+    record = Samples(run()).record
+    assert record["weights"] == "ema_0.9"
+    assert record["weights_sha256"] == checkpoint.weights_sha256("ema_0.9")
+    assert record["num_evaluations"] == 6
+    assert record["image_labels"] == list(range(10))
+    for key in ("autoencoder", "uint8_rule", "precision", "seed", "versions", "command", "class_names"):
+        assert record[key] or key == "seed"
+
+
+def test_a_finished_folder_is_left_alone(run, monkeypatch, capsys):
+    run()
+    monkeypatch.setattr(generation, "_write_missing", None)
+    run()
+    assert "all 10 images are there already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("label", [-1, 10, 1000])
+def test_a_label_out_of_range_names_the_limit(run, label, tmp_path):
+    with pytest.raises(ValueError, match=f"label {label} is out of range.*labels 0 to 9"):
+        run(labels=[0, label])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"cfg_scale": 0.5}, "cfg_scale must be 1"),
+        ({"num_steps": 0}, "num_steps must be at least 1"),
+        ({"method": "rk9"}, "euler, heun"),
+        ({"num_images": 0}, "num_images must be at least 1"),
+        ({"batch_size": -1}, "batch_size must be at least 1"),
+        ({"seed": -1}, "seed must be from 0"),
+        ({"weights": "ema_0.5"}, "has no weights called"),
+        ({"labels": "sorted"}, "balanced, random"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_setting_that_makes_no_sense_is_named_before_the_first_image(run, change, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        run(**change)
+    assert not (tmp_path / "out" / "images").exists()
+
+
+def test_another_autoencoder_is_refused(run, tmp_path):
+    from sitvit.data.autoencoder import new_autoencoder
+
+    new_autoencoder(32, [8, 8, 8], 4, 4, seed=1).save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="not the one that made the latents"):
+        run(autoencoder_name=str(tmp_path / "other"))
+
+
+def test_an_output_that_is_not_finite_names_the_images(run, monkeypatch, checkpoint):
+    network = checkpoint.load_network("model")
+    with torch.no_grad():
+        network.final_layer.linear.bias.fill_(float("nan"))
+    monkeypatch.setattr(type(checkpoint), "load_network", lambda self, name: network)
+    with pytest.raises(FloatingPointError, match="images 0 to 3: "):
+        run()
+
+
+def test_labels_follow_their_rule_and_index_alone():
+    assert labels_of("balanced", range(3, 8), 4, 0).tolist() == [3, 0, 1, 2, 3]
+    assert labels_of([7, 9], range(3), 10, 0).tolist() == [7, 9, 7]
+    whole = labels_of("random", range(4000), 4, 0)
+    assert torch.equal(labels_of("random", range(1000, 4000), 4, 0), whole[1000:])
+    counts = torch.bincount(whole)
+    assert len(counts) == 4
+    assert (counts - 1000).abs().max() < 5 * (4000 * 0.25 * 0.75) ** 0.5  # five standard deviations
+    assert not torch.equal(labels_of("random", range(4000), 4, 1), whole)
+
+
+def test_a_class_is_found_by_name_before_number(capsys):
+    assert resolve_labels(["dog", "0"], NAMES) == [1, 0]
+    assert resolve_labels(["10"], NAMES) == [2]
+    assert "class 2" in capsys.readouterr().out
+    assert resolve_labels(["random"], NAMES) == "random"
+    with pytest.raises(ValueError, match=re.escape("there is no class 'dgo'; did you mean dog")):
+        resolve_labels(["dgo"], NAMES)
+
+
+def test_pictures_are_plain_rgb_png(run):
+    assert read_image(run() / "images" / "000000.png").shape == (32, 32, 3)

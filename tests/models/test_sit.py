@@ -1,0 +1,286 @@
+"""The velocity network equals the official code on random weights with every gate non-zero."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import sitvit
+from sitvit.flow.guidance import classifier_free_guidance
+from sitvit.models.presets import PRESETS, preset
+
+from ..conftest import GOLDEN
+
+# Ours and the reference differ in summation order; values are of order 1.
+TOLERANCE = {"atol": 2e-5, "rtol": 1e-4}
+
+
+class Golden:
+    def __init__(self, name: str) -> None:
+        with safe_open(GOLDEN / f"{name}.safetensors", "pt") as file:
+            self.config = json.loads(file.metadata()["config"])
+            self.tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return self.tensors[key]
+
+    def under(self, prefix: str) -> dict[str, torch.Tensor]:
+        return {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}
+
+
+@pytest.fixture(params=["sit_model_0", "sit_model_1"])
+def golden(request) -> Golden:
+    return Golden(request.param)
+
+
+@pytest.fixture
+def model(golden) -> sitvit.SiT:
+    model = sitvit.SiT(**golden.config)
+    model.load_state_dict(golden.under("state/"), strict=True)
+    return model
+
+
+def test_forward_equals_the_official_sit(golden, model):
+    out = model(golden["in/x"], golden["in/t"], golden["in/y"])
+    torch.testing.assert_close(out, golden["out/forward"], **TOLERANCE)
+
+
+def test_gradients_equal_the_official_sit(golden, model):
+    model(golden["in/x"], golden["in/t"], golden["in/y"]).square().mean().backward()
+    parameters = dict(model.named_parameters())
+    for name, expected in golden.under("out/grad/").items():
+        torch.testing.assert_close(parameters[name].grad, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("scale", [1.5, 4.0])
+def test_guidance_equals_the_official_one_on_the_channels_that_it_guides(golden, model, scale):
+    """The official code guides 3 of 4 channels; ours guides all."""
+    half = len(golden["in/cfg_x"]) // 2
+    labels = golden["in/cfg_y"][:half]
+    guided = classifier_free_guidance(model, labels, model.null_label, scale)
+    out = guided(golden["in/cfg_x"][:half], golden["in/cfg_t"][:half])
+    expected = golden[f"out/forward_with_cfg_{scale}"][:half]
+    torch.testing.assert_close(out[:, :3], expected[:, :3], **TOLERANCE)
+
+
+def test_position_table_is_the_official_one_bit_for_bit(golden):
+    fresh = sitvit.SiT(**golden.config)
+    torch.testing.assert_close(fresh.pos_embed, golden["state/pos_embed"], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("SiT-S/2", 32_963_360),
+        ("SiT-XL/2", 675_129_632),
+        ("SiT-ViT5-S/2", 32_961_824),
+        ("SiT-ViT5-B/2", 130_507_808),
+        ("SiT-ViT5-L/2", 458_085_408),
+        ("SiT-ViT5-XL/2", 675_106_016),
+    ],
+)
+def test_parameter_counts_are_the_published_ones(name, count):
+    with torch.device("meta"):  # counted, not filled: XL takes 2.7 GB
+        arguments = {**preset(name), "learn_sigma": True}
+        model = meta_model(arguments)
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
+def meta_model(arguments):
+    """A SiT on the meta device; the fixed tables are computed on the CPU and only their shapes kept."""
+    from sitvit.models import sit
+
+    table = sit.sincos_2d
+
+    def shape_only(*sizes):
+        with torch.device("cpu"):
+            return table(*sizes).to("meta")
+
+    sit.sincos_2d = shape_only
+    try:
+        return sit.SiT(**arguments)
+    finally:
+        sit.sincos_2d = table
+
+
+def randomized(**arguments) -> sitvit.SiT:
+    """A small ViT-5 network with every gate, gamma and register non-zero."""
+    small = {"hidden_size": 32, "depth": 2, "num_heads": 2, "num_classes": 5, "input_size": (4, 8)}
+    model = sitvit.SiT(**{**preset("SiT-ViT5-S/2"), **small, **arguments})
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name != "pos_embed":
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def slow_forward(model: sitvit.SiT, x_t, t, labels):
+    """SiT on ViT-5 written out token by token and head by head in float64, from the equations alone."""
+    s = {name: value.double() for name, value in model.state_dict().items()}
+    width, heads, p = model.config.hidden_size, model.config.num_heads, model.patch_size
+    d = width // heads
+    silu = torch.nn.functional.silu
+
+    def linear(x, name):
+        bias = s.get(f"{name}.bias")
+        return x @ s[f"{name}.weight"].T + (0 if bias is None else bias)
+
+    def rms(x):
+        return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+    rows, columns = model.height // p, model.width // p
+    grid = [(r, c, 10000.0) for r in range(rows) for c in range(columns)]
+    side = round(model.num_registers**0.5)
+    grid += [(r, c, 100.0) for r in range(side) for c in range(side)]
+
+    def turned(vector, position):
+        row, column, theta = position
+        out = vector.clone()
+        for offset, coordinate in ((0, row), (d // 2, column)):
+            for k in range(d // 4):
+                angle = torch.tensor(coordinate * theta ** (-k / (d // 4)), dtype=torch.float64)
+                i = offset + 2 * k
+                a, b = vector[i], vector[i + 1]
+                out[i] = a * angle.cos() - b * angle.sin()
+                out[i + 1] = a * angle.sin() + b * angle.cos()
+        return out
+
+    outputs = []
+    for image, time, label in zip(x_t.double(), t.double(), labels, strict=True):
+        k = torch.arange(128, dtype=torch.float64)
+        angles = time * 10000.0 ** (-k / 128)
+        embedded = torch.cat([angles.cos(), angles.sin()])
+        c = linear(silu(linear(embedded, "t_embedder.mlp.0")), "t_embedder.mlp.2")
+        c = c + s["y_embedder.embedding_table.weight"][label]
+        kernel = s["x_embedder.proj.weight"].flatten(1)
+        tokens = []
+        for r in range(rows):
+            for q in range(columns):
+                patch = image[:, r * p : (r + 1) * p, q * p : (q + 1) * p].flatten()
+                tokens.append(kernel @ patch + s["x_embedder.proj.bias"])
+        x = torch.stack(tokens) + s["pos_embed"][0]
+        x = torch.cat([x, s["reg_token"][0]])
+        for i in range(model.config.depth):
+            at = f"blocks.{i}"
+            parts = linear(silu(c), f"{at}.adaLN_modulation.1").chunk(6)
+            h = rms(x) * (1 + parts[1]) + parts[0]
+            qkv = linear(h, f"{at}.attn.qkv").chunk(3, dim=1)
+            joined = []
+            for head in range(heads):
+                q, key, v = (part[:, head * d : (head + 1) * d] for part in qkv)
+                q = rms(q) * s[f"{at}.attn.q_norm.weight"]
+                key = rms(key) * s[f"{at}.attn.k_norm.weight"]
+                q = torch.stack([turned(a, where) for a, where in zip(q, grid, strict=True)])
+                key = torch.stack([turned(a, where) for a, where in zip(key, grid, strict=True)])
+                joined.append((q @ key.T / d**0.5).softmax(-1) @ v)
+            h = linear(torch.cat(joined, dim=1), f"{at}.attn.proj")
+            x = x + parts[2] * s[f"{at}.gamma_1"] * h
+            h = rms(x) * (1 + parts[4]) + parts[3]
+            h = torch.nn.functional.gelu(linear(h, f"{at}.mlp.fc1"), approximate="tanh")
+            x = x + parts[5] * s[f"{at}.gamma_2"] * linear(h, f"{at}.mlp.fc2")
+        shift, scale = linear(silu(c), "final_layer.adaLN_modulation.1").chunk(2)
+        x = linear(rms(x[: rows * columns]) * (1 + scale) + shift, "final_layer.linear")
+        image_out = torch.zeros(model.out_channels, model.height, model.width, dtype=torch.float64)
+        for n, token in enumerate(x):
+            r, q = divmod(n, columns)
+            cell = token.view(p, p, model.out_channels).permute(2, 0, 1)
+            image_out[:, r * p : (r + 1) * p, q * p : (q + 1) * p] = cell
+        outputs.append(image_out[: model.in_channels])
+    return torch.stack(outputs)
+
+
+def test_sit_on_vit5_equals_the_equations_written_out_slowly():
+    model = randomized()
+    x, t, labels = torch.randn(2, 4, 4, 8), torch.tensor([0.1, 0.8]), torch.tensor([3, 5])
+    expected = slow_forward(model, x, t, labels)
+    assert expected.std() > 0.1
+    # float32 against float64 through two blocks
+    torch.testing.assert_close(model(x, t, labels).double(), expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_starts_at_zero_velocity(name):
+    """adaLN-Zero: gates and output layer begin at zero, whatever the backbone."""
+    arguments = {**preset(name), "hidden_size": 48, "depth": 2, "num_heads": 3}
+    model = sitvit.SiT(**arguments, input_size=8, num_classes=3)
+    out = model(torch.randn(2, 4, 8, 8), torch.rand(2), torch.tensor([0, 3]))
+    assert torch.equal(out, torch.zeros_like(out))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"norm": "layernorm"},
+        {"qkv_bias": True},
+        {"qk_norm": False},
+        {"rope": False},
+        {"num_registers": 0},
+        {"layer_scale_init": None},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_each_component_changes_the_function(changed):
+    """A switch that is read and ignored would leave the output as it was."""
+    whole, without = randomized(), randomized(**changed)
+    shared = {k: v for k, v in whole.state_dict().items() if k in without.state_dict()}
+    without.load_state_dict(shared, strict=False)
+    x, t, labels = torch.randn(2, 4, 4, 8), torch.rand(2), torch.tensor([0, 1])
+    assert (whole(x, t, labels) - without(x, t, labels)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("prefix", ["q_norm", "k_norm"])
+def test_one_weight_of_the_qk_norm_serves_all_heads(prefix):
+    model = randomized()
+    assert getattr(model.blocks[0].attn, prefix).weight.shape == (16,)
+
+
+def test_under_bfloat16_autocast_nearby_times_stay_apart():
+    """bf16 would round 0.4990 and 0.5000 to one value."""
+    model = randomized()
+    times = torch.tensor([0.4990, 0.5000, 0.5010])
+    exact = model.t_embedder(times)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under = model.t_embedder(times)
+    assert torch.equal(exact, under)
+
+
+def test_a_saved_network_comes_back_equal(tmp_path):
+    model = randomized().eval()
+    model.save_pretrained(tmp_path)
+    again = sitvit.SiT.from_pretrained(tmp_path)
+    x, t, labels = torch.randn(2, 4, 4, 8), torch.rand(2), torch.tensor([0, 5])
+    assert torch.equal(model(x, t, labels), again(x, t, labels))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"input_size": 9}, "nearest legal values are 8 and 10"),
+        ({"hidden_size": 30, "num_heads": 4}, "multiple of num_heads"),
+        ({"num_registers": 3}, "must be a square"),
+        ({"norm": "batchnorm"}, "layernorm, rmsnorm"),
+        ({"hidden_size": 24, "num_heads": 4, "rope": True}, "multiple of 4"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_with_the_legal_ones(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        sitvit.SiT(**arguments)
+
+
+def test_an_unknown_model_name_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match="SiT-ViT5-XL/2"):
+        sitvit.build_model("SiT-ViT5-XXL/2")
+
+
+def test_without_a_null_row_guidance_is_refused():
+    model = sitvit.SiT(input_size=4, hidden_size=32, depth=1, num_heads=2, class_dropout_prob=0)
+    with pytest.raises(ValueError, match="class_dropout_prob"):
+        _ = model.null_label
+
+
+@pytest.mark.parametrize("num_classes", [3, 1500])
+def test_the_null_label_follows_the_number_of_classes(num_classes):
+    model = sitvit.SiT(input_size=4, hidden_size=32, depth=1, num_heads=2, num_classes=num_classes)
+    assert model.null_label == num_classes
+    assert model.y_embedder.embedding_table.num_embeddings == num_classes + 1

@@ -1,0 +1,65 @@
+"""Attention and rotation equal the released ViT-5 classifier's, part by part."""
+
+import pytest
+import torch
+
+from sitvit.models.layers import Attention, RMSNorm
+from sitvit.models.positions import grid_coordinates, rotate, rotation_angles, rotation_table
+
+from .test_sit import TOLERANCE, Golden
+
+
+@pytest.fixture(params=["vit5_model_0", "vit5_model_1"])
+def golden(request) -> Golden:
+    return Golden(request.param)
+
+
+def angles(golden: Golden, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    side = golden.config["img_size"] // golden.config["patch_size"]
+    registers = round(golden.config["num_registers"] ** 0.5)
+    return (
+        rotation_angles(head_dim, *grid_coordinates(side, side), golden.config["rope_theta"]),
+        rotation_angles(
+            head_dim, *grid_coordinates(registers, registers), golden.config["register_rope_theta"]
+        ),
+    )
+
+
+def test_rotation_of_the_patches_equals_vit5(golden):
+    q = golden["in/q"].transpose(1, 2)  # (B, heads, N, d)
+    patches, _ = angles(golden, q.shape[-1])
+    out = rotate(q, rotation_table(patches)).transpose(1, 2)
+    torch.testing.assert_close(out, golden["out/rope_patches"], **TOLERANCE)
+
+
+def test_attention_equals_vit5(golden):
+    """Tokens [class, patches, registers]; the class token is not turned."""
+    width, heads = golden.config["embed_dim"], golden.config["num_heads"]
+    attention = Attention(width, heads, qkv_bias=False, qk_norm=True)
+    state = {k: v for k, v in golden.under("state/blocks.0.attn.").items() if "freqs" not in k}
+    attention.load_state_dict(state, strict=True)
+    patches, registers = angles(golden, width // heads)
+    still = torch.zeros(1, patches.shape[1], dtype=torch.float64)
+    table = rotation_table(torch.cat([still, patches, registers]))
+    out = attention(golden["in/tokens"], table)
+    torch.testing.assert_close(out, golden["out/attn0"], **TOLERANCE)
+
+
+def test_rotation_keeps_lengths_and_shows_only_differences_of_position():
+    """q at (r, c) against k at (r', c') depends on r - r' and c - c' alone."""
+    q, k = torch.randn(2, 16, dtype=torch.float64)
+
+    def score(query_at, key_at):
+        rows, columns = torch.tensor([query_at[0], key_at[0]]), torch.tensor([query_at[1], key_at[1]])
+        table = rotation_table(rotation_angles(16, rows, columns, 10000.0)).double()
+        turned = rotate(torch.stack([q, k]), table)
+        return turned[0] @ turned[1]
+
+    torch.testing.assert_close(score((0, 0), (2, 5)), score((3, 1), (5, 6)), atol=1e-5, rtol=0)
+    assert (score((0, 0), (2, 5)) - score((0, 0), (5, 2))).abs() > 1e-3
+
+
+def test_rms_norm_computes_in_float32_under_bfloat16():
+    x = torch.randn(4, 64, dtype=torch.bfloat16) * 100
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    assert torch.equal(RMSNorm(64, affine=False)(x), exact.to(torch.bfloat16))

@@ -1,0 +1,323 @@
+"""Training: resume is exact, the same command continues, nothing finished is lost."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sitvit import runtime
+from sitvit.data.stream import TrainingStream
+from sitvit.models.presets import preset
+from sitvit.models.sit import SiT
+from sitvit.train import loop, step
+from sitvit.train.checkpoint import find_checkpoint, latest_checkpoint, open_checkpoint
+from sitvit.train.ema import Ema
+from sitvit.train.loop import train
+from sitvit.train.metrics import read_metrics
+from sitvit.train.optim import learning_rate, make_optimizer
+
+
+def state(run, at=6):
+    """Every tensor of a checkpoint by file and name, and the logged losses."""
+    folder = find_checkpoint(str(run)).folder.parent / f"step_{at:07d}"
+    tensors = {
+        f"{path.relative_to(folder)}:{name}": tensor
+        for path in folder.rglob("*.safetensors")
+        for name, tensor in load_file(path).items()
+    }
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_metrics(run)]
+    return tensors, rows
+
+
+def assert_same(a, b):
+    assert a[0].keys() == b[0].keys()
+    assert a[1] == b[1]
+    assert all(torch.equal(a[0][key], b[0][key]) for key in a[0])
+
+
+class Killed(Exception):
+    """Stands for kill -9: no handler of ours sees it."""
+
+
+def kill_at(monkeypatch, at):
+    """Let `at` steps run, then die before the next one's update."""
+    original, count = loop.training_step, [0]
+
+    def dying(*arguments):
+        if count[0] == at:
+            raise Killed
+        count[0] += 1
+        return original(*arguments)
+
+    monkeypatch.setattr(loop, "training_step", dying)
+
+
+@pytest.mark.parametrize("name", ["SiT-S/2", "SiT-ViT5-S/2"])
+@pytest.mark.parametrize("at", [0, 2, 3, 5])
+def test_a_killed_run_continues_bit_for_bit(tiny_config, tmp_path, monkeypatch, name, at):
+    """Weights, averages, moments, rates and logged losses, killed before or after a save at step 3."""
+    train(tiny_config("whole", name=name))
+    with monkeypatch.context() as patch:
+        kill_at(patch, at)
+        with pytest.raises(Killed):
+            train(tiny_config("killed", name=name))
+    train(tiny_config("killed", name=name))
+    assert_same(state(tmp_path / "whole"), state(tmp_path / "killed"))
+
+
+def test_a_signal_saves_the_step_and_the_same_command_continues(tiny_config, tmp_path, monkeypatch):
+    import os
+    import signal
+
+    train(tiny_config("whole"))
+    original, count = loop.training_step, [0]
+
+    def signalled(*arguments):
+        count[0] += 1
+        if count[0] == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "training_step", signalled)
+        with pytest.raises(KeyboardInterrupt, match="stopped after step 2, which is saved"):
+            train(tiny_config("stopped", "train.save_every=1000000"))
+    assert latest_checkpoint(tmp_path / "stopped").step == 2
+    train(tiny_config("stopped"))
+    assert_same(state(tmp_path / "whole"), state(tmp_path / "stopped"))
+
+
+def test_how_often_is_saved_and_logged_changes_no_weight(tiny_config, tmp_path):
+    train(tiny_config("often", "train.save_every=1", "train.log_every=1", "train.keep_checkpoints=9"))
+    train(tiny_config("seldom", "train.save_every=100", "train.log_every=100"))
+    often, seldom = state(tmp_path / "often")[0], state(tmp_path / "seldom")[0]
+    assert all(torch.equal(often[key], seldom[key]) for key in often)
+    assert len(list((tmp_path / "often" / "checkpoints").iterdir())) == 6
+
+
+def test_a_finished_run_is_left_alone_and_can_be_made_longer(tiny_config, tmp_path, capsys):
+    train(tiny_config("run"))
+    train(tiny_config("run"))
+    assert "all 6 steps are done" in capsys.readouterr().out
+    train(tiny_config("run", "train.num_steps=8"))
+    assert latest_checkpoint(tmp_path / "run").step == 8
+
+
+@pytest.mark.parametrize(
+    "override", ["train.lr=2e-3", "train.batch_size=4", "train.seed=1", "model.depth=1", "data.flip=false"]
+)
+def test_another_setting_is_another_run(tiny_config, override):
+    train(tiny_config("run"))
+    with pytest.raises(ValueError, match=f"{override.split('=')[0]} was"):
+        train(tiny_config("run", override, "train.num_steps=8"))
+
+
+def test_a_checkpoint_holds_raw_and_averaged_weights_and_they_differ(trained_run):
+    checkpoint = find_checkpoint(str(trained_run))
+    assert checkpoint.networks == ["ema_0.9", "model"]
+    model, average = (checkpoint.load_network(name) for name in checkpoint.networks)
+    differ = [
+        not torch.equal(a, b)
+        for (name, a), b in zip(model.named_parameters(), average.parameters(), strict=True)
+        if name != "pos_embed"
+    ]
+    assert sum(differ) > len(differ) / 2
+    with pytest.raises(ValueError, match="has no weights called 'ema_0.5'; it has ema_0.9, model"):
+        checkpoint.weights_name("ema_0.5")
+
+
+def test_the_average_follows_its_recursion_in_float64(cache):
+    small = {"hidden_size": 64, "depth": 2, "num_heads": 2}
+    model = SiT(**{**preset("SiT-ViT5-S/2"), **small}, input_size=8).bfloat16()
+    ema = Ema(model, 0.9999)
+    replay = {name: tensor.double() for name, tensor in model.state_dict().items()}
+    start = {name: tensor.clone() for name, tensor in replay.items()}
+    for _ in range(20):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.01 * torch.randn_like(parameter))
+        ema.update(model)
+        for name, tensor in model.state_dict().items():
+            replay[name] = 0.9999 * replay[name] + 0.0001 * tensor.double()
+    for name, average in ema.state.items():
+        assert average.dtype == torch.float32
+        moved, expected = (average.double() - start[name]).norm(), (replay[name] - start[name]).norm()
+        assert moved == pytest.approx(expected.item(), rel=0.01)
+
+
+def test_the_rate_warms_up_holds_and_decays():
+    rates = [learning_rate(s, 1.0, 10, warmup_steps=4, decay_steps=3) for s in range(10)]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 2 / 3, 1 / 3])
+    assert learning_rate(5, 1.0, 10) == 1
+
+
+def test_training_lowers_the_loss(tiny_config, tmp_path):
+    train(tiny_config("run", "train.num_steps=150", "train.log_every=10", "train.lr=1e-2"))
+    rows = read_metrics(tmp_path / "run")
+    assert [row["step"] for row in rows] == list(range(10, 151, 10))
+    assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]
+    assert all(math.isfinite(row["grad_norm"]) for row in rows)
+
+
+def test_a_step_is_the_textbook_step(cache):
+    """Loss, clipped gradient and AdamW written out against the loop's one step."""
+    from accelerate import Accelerator
+
+    torch.manual_seed(1)
+    arguments = {**preset("SiT-S/2"), "hidden_size": 32, "depth": 1, "num_heads": 2}
+    ours = SiT(**arguments, input_size=8, num_classes=10)
+    theirs = SiT(**arguments, input_size=8, num_classes=10)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    theirs.load_state_dict(ours.state_dict())
+    batch = TrainingStream(cache, 0, 8, False, 0.1, 10).batch(0, range(8))
+    handle = Accelerator()
+    wrapped, optimizer = handle.prepare(ours, make_optimizer(ours, 1.0, (0.9, 0.99), 0.01))
+    loss, norm = step.training_step(handle, wrapped, optimizer, batch, loop.Linear(), 1e-2, 0.5)
+
+    x_t = batch.t.view(-1, 1, 1, 1) * batch.x_1 + (1 - batch.t).view(-1, 1, 1, 1) * batch.x_0
+    expected = (theirs(x_t, batch.t, batch.labels) - (batch.x_1 - batch.x_0)).square().mean()
+    expected.backward()
+    parameters = [p for p in theirs.parameters() if p.requires_grad]
+    expected_norm = torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+    torch.optim.AdamW(parameters, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.01).step()
+    assert loss == pytest.approx(expected.item(), rel=1e-6)
+    assert norm == pytest.approx(expected_norm.item(), rel=1e-5)
+    assert norm > 0.5  # clipping acted
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+def test_a_loss_that_is_not_finite_stops_before_it_reaches_a_weight(tiny_config, tmp_path, monkeypatch):
+    original = step.velocity_loss
+    calls = [0]
+
+    def broken(*arguments):
+        calls[0] += 1
+        return original(*arguments) * (math.nan if calls[0] == 5 else 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step, "velocity_loss", broken)
+        with pytest.raises(ValueError, match=r"stopped at step 5: loss nan.*images \[.*step_0000003"):
+            train(tiny_config("run"))
+    saved = latest_checkpoint(tmp_path / "run")
+    assert saved.step == 3
+    assert all(t.isfinite().all() for t in saved.tensors("model/" + loop.WEIGHTS).values())
+    train(tiny_config("whole"))
+    train(tiny_config("run"))
+    assert_same(state(tmp_path / "whole"), state(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty file", "empty folder", "no record"])
+def test_a_damaged_newest_checkpoint_is_passed_over_and_kept(
+    tiny_config, tmp_path, capsys, monkeypatch, damage
+):
+    train(tiny_config("whole"))
+    with monkeypatch.context() as patch:
+        kill_at(patch, 5)
+        with pytest.raises(Killed):
+            train(tiny_config("run", "train.save_every=2"))
+    newest = tmp_path / "run" / "checkpoints" / "step_0000004"
+    weights = newest / "model" / loop.WEIGHTS
+    if damage == "empty folder":
+        shutil.rmtree(newest)
+        newest.mkdir()
+    elif damage == "no record":
+        (newest / "checkpoint.json").unlink()
+    else:
+        with open(weights, "r+b") as file:
+            file.truncate(weights.stat().st_size // 2 if damage == "truncated" else 0)
+    train(tiny_config("run", "train.save_every=2"))
+    assert "step_0000004" in capsys.readouterr().out
+    assert (newest.parent / "step_0000004.damaged").is_dir()
+    assert_same(state(tmp_path / "whole"), state(tmp_path / "run"))
+
+
+def test_a_changed_byte_in_a_checkpoint_is_noticed_when_it_is_read(trained_run, tmp_path):
+    shutil.copytree(trained_run, tmp_path / "run")
+    checkpoint = find_checkpoint(str(tmp_path / "run"))
+    path = checkpoint.folder / "model" / loop.WEIGHTS
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="model/diffusion_pytorch_model.safetensors is damaged"):
+        open_checkpoint(checkpoint.folder).load_network("model")
+
+
+def test_checkpoints_are_ordered_by_number_not_by_name(tmp_path):
+    from sitvit.train.checkpoint import step_folders
+
+    for name in ("step_9", "step_10", "step_100", "step_2", "checkpoint-best", ".step_11.7.partial"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert [path.name for path in step_folders(tmp_path)] == ["step_100", "step_10", "step_9", "step_2"]
+
+
+def test_a_save_that_fails_leaves_what_was_there(tiny_config, tmp_path, monkeypatch):
+    """A full disk in the middle of a save: no half checkpoint, the older one untouched."""
+    from sitvit.train import checkpoint
+
+    original, saves = checkpoint.save_file, [0]
+
+    def full(*arguments, **options):
+        saves[0] += 1
+        if saves[0] == 5:
+            raise OSError(28, "No space left on device")
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        train(tiny_config("run"))
+    folder = tmp_path / "run" / "checkpoints"
+    assert [path.name for path in folder.iterdir()] == ["step_0000003"]
+    assert latest_checkpoint(tmp_path / "run").step == 3
+
+
+def test_a_folder_of_other_files_is_no_run(tiny_config, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("")
+    with pytest.raises(ValueError, match="thesis.tex"):
+        train(tiny_config("run"))
+
+
+def test_too_few_classes_are_refused_and_too_many_are_told(tiny_config, capsys):
+    with pytest.raises(ValueError, match="model.num_classes is 5, but .* has 10"):
+        train(tiny_config("few", "model.num_classes=5"))
+    train(tiny_config("many", "model.num_classes=12"))
+    assert "the rest stay untrained" in capsys.readouterr().out
+
+
+def test_a_batch_larger_than_the_data_trains(tiny_config, tmp_path):
+    train(tiny_config("run", "train.batch_size=100", "train.num_steps=4"))
+    assert latest_checkpoint(tmp_path / "run").step == 4
+
+
+def test_the_record_names_what_the_weights_come_from(trained_run):
+    record = find_checkpoint(str(trained_run)).record
+    assert record["class_names"][9] == "Ankle boot"
+    assert record["autoencoder"]["name"] == "fashion-autoencoder"
+    assert record["num_processes"] == 1
+    assert json.dumps(record)
+
+
+def test_two_networks_of_one_seed_begin_alike_and_another_seed_does_not(tiny_config, cache):
+    a, b, c = (
+        loop.build_network(tiny_config(str(i), f"train.seed={seed}"), cache)
+        for i, seed in enumerate((0, 0, 1))
+    )
+    assert torch.equal(a.x_embedder.proj.weight, b.x_embedder.proj.weight)
+    assert not torch.equal(a.x_embedder.proj.weight, c.x_embedder.proj.weight)
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "x.json"
+    runtime.write_json(target, {"a": 1})
+    with pytest.raises(RuntimeError), runtime.write_aside(target) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert runtime.read_json(target) == {"a": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
