@@ -105,7 +105,7 @@ def processes() -> PartialState:
     """This process among those of the job (`process_index`, `num_processes`, `device`)."""
     from accelerate import PartialState
 
-    state = PartialState()
+    state = PartialState(cpu=_on_cpu())
     check_process_count(state.num_processes)
     return state
 
@@ -114,7 +114,7 @@ def accelerator() -> Accelerator:
     """accelerate's handle for training; precision and process count are the launcher's."""
     from accelerate import Accelerator
 
-    handle = Accelerator()
+    handle = Accelerator(cpu=_on_cpu())
     check_process_count(handle.num_processes)
     return handle
 
@@ -125,8 +125,19 @@ def check_process_count(num_processes: int) -> None:
     if launched != num_processes:
         raise ValueError(
             f"{launched} processes were launched, but accelerate joined {num_processes}: each would do "
-            "the whole work alone. On a machine without a GPU set ACCELERATE_USE_CPU=true"
+            "the whole work alone"
         )
+
+
+def _on_cpu() -> bool:
+    """Whether the launcher asked for the CPU, or there is nothing else.
+
+    accelerate joins processes on a CPU only where it is told so.
+    """
+    import torch
+
+    asked = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on", "y", "t")
+    return asked or not (torch.cuda.is_available() or torch.backends.mps.is_available())
 
 
 def is_main_process() -> bool:

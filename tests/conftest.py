@@ -106,8 +106,7 @@ def run_script(
     """Run scripts/NAME.py as a person would; returns what it printed and its exit status."""
     command = [sys.executable, *launcher, str(ROOT / "scripts" / f"{script}.py"), *map(str, arguments)]
     environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    if launcher:
-        environment["ACCELERATE_USE_CPU"] = "true"
+    environment["OMP_NUM_THREADS"] = "1"  # as torchrun sets it: matrix kernels round by thread count
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout, check=False
     )

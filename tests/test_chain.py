@@ -55,9 +55,7 @@ def test_ones_own_png_and_jpeg_images_go_through_the_whole_chain(photos, tmp_pat
     names = [record["class_names"][label] for label in record["image_labels"]]
     assert names == ["Bag", "T-shirt-top"] * 6
     assert len(list((tmp_path / "made" / "images").iterdir())) == 12
-    succeeds(
-        "sample", "--num-images", 12, "--num-steps", 2, cwd=tmp_path
-    )  # the newest run, a folder by itself
+    succeeds("sample", "--num-images", 12, "--num-steps", 2, cwd=tmp_path)
     done = succeeds("report", "runs/mine", "--out", "report.html", cwd=tmp_path)
     assert "look at report.html" in done.stdout
 

@@ -3,7 +3,8 @@
 The noise of image i comes from a counter-based generator at (seed, i), its label from a rule on i. The
 unit of work is the batch of indices kB .. (k + 1) B - 1, always computed whole: matrix kernels round
 differently for other shapes, so with one batch size the bits do not depend on the number of processes,
-on where a killed job went on, or on how many images were asked for.
+on where a killed job went on, or on how many images were asked for. (They do depend, by rounding, on the
+kind of device and on a CPU's thread count, which torchrun sets to 1.)
 """
 
 import difflib
