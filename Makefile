@@ -31,10 +31,10 @@ demo: .venv/.installed
 	$(RUN) scripts/train_sit.py --config configs/demo_sit.yaml
 	$(RUN) scripts/train_sit.py --config configs/demo_sit_vit5.yaml
 	for run in sit sit_vit5; do \
-	  $(RUN) scripts/sample.py --checkpoint $(DEMO)/$$run --num-images 2000 --batch-size 100 --num-steps 15 \
+	  $(RUN) scripts/sample.py --checkpoint $(DEMO)/$$run --num-images 2000 --batch-size 100 --num-steps 10 \
 	    --out $(DEMO)/$$run/samples/unguided || exit; \
 	  $(RUN) scripts/evaluate.py --samples $(DEMO)/$$run/samples/unguided || exit; \
-	  $(RUN) scripts/sample.py --checkpoint $(DEMO)/$$run --num-images 100 --batch-size 100 --num-steps 25 \
+	  $(RUN) scripts/sample.py --checkpoint $(DEMO)/$$run --num-images 100 --batch-size 100 --num-steps 20 \
 	    --cfg-scale 2 --out $(DEMO)/$$run/samples/guided || exit; \
 	done
 	$(RUN) scripts/report.py $(DEMO)/sit $(DEMO)/sit_vit5 --out $(DEMO)/report.html --figures samples/demo_

@@ -1,8 +1,8 @@
 """The small classifier that ships with sitvit: its features make FD-fashion, its answers an agreement.
 
 Gray 32 x 32 pixels -> [conv 3x3, batch norm, ReLU, 2x2 max pool] per width -> linear to 64, ReLU (the
-features) -> a logit per class. It knows Fashion-MNIST alone; on other images its distance is a rough
-sign of progress and no more.
+features, of mean variance 1 over the training images) -> a logit per class. It knows Fashion-MNIST alone;
+on other images its distance is a rough sign of progress and no more.
 """
 
 import math
@@ -27,6 +27,7 @@ from ..train.optim import learning_rate
 EMBEDDED_CLASSIFIER = ASSETS / "fashion-classifier"
 IMAGE_SIZE = 32
 FEATURE_DIM = 64
+STATISTICS_IMAGES = 10_000
 BATCH = 500
 
 
@@ -72,7 +73,9 @@ def train_classifier(config: ClassifierConfig) -> None:
     source, held_out = open_images(config.images), open_images(config.held_out)
     if source.class_names != held_out.class_names:
         raise ValueError(f"{config.held_out} has other classes than {config.images}")
-    network = _fit(read_all(source, IMAGE_SIZE), source.labels, len(source.class_names), config)
+    images = read_all(source, IMAGE_SIZE)
+    network = _fit(images, source.labels, len(source.class_names), config)
+    scale_features(network, images[:STATISTICS_IMAGES])
     correct = predict(network, read_all(held_out, IMAGE_SIZE)) == held_out.labels
     accuracy = float(correct.mean())
     with runtime.write_aside(out) as temporary:
@@ -113,6 +116,20 @@ def _fit(
             optimizer.step()
             bar.update()
     return network.eval()
+
+
+@torch.no_grad()
+def scale_features(network: SmallClassifier, images: np.ndarray) -> None:
+    """Bring the features' mean variance over `images` to 1; the logits stay as they were.
+
+    ReLU(s x) = s ReLU(x) for s > 0, so the factor goes into the linear layers around it.
+    """
+    batches = np.split(images, range(BATCH, len(images), BATCH))
+    features = [network(images_to_pixels(torch.from_numpy(batch)))[0] for batch in batches]
+    scale = 1 / torch.cat(features).double().var(dim=0).mean().sqrt().item()
+    network.features.weight.mul_(scale)
+    network.features.bias.mul_(scale)
+    network.head.weight.div_(scale)
 
 
 @torch.no_grad()

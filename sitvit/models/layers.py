@@ -6,13 +6,15 @@ that a published state dict loads as it is.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .positions import rotate
+from .fused import is_plain, norm_rotate, rms_modulate, wide
+from .positions import complex_table, rotate
 
 
 class RMSNorm(nn.Module):
@@ -24,8 +26,8 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim)) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = None if self.weight is None else self.weight.float()
-        return F.rms_norm(x.float(), (self.dim,), weight, self.eps).to(x.dtype)
+        weight = None if self.weight is None else wide(self.weight)
+        return F.rms_norm(wide(x), (self.dim,), weight, self.eps).to(x.dtype)
 
 
 class LayerNorm(nn.Module):
@@ -36,7 +38,7 @@ class LayerNorm(nn.Module):
         self.dim, self.eps = dim, eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x.float(), (self.dim,), eps=self.eps).to(x.dtype)
+        return F.layer_norm(wide(x), (self.dim,), eps=self.eps).to(x.dtype)
 
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
@@ -51,6 +53,13 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return x * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
 
 
+def modulated_norm(norm: nn.Module, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """modulate(norm(x), shift, scale), fused in eager mode where `norm` is an RMSNorm."""
+    if isinstance(norm, RMSNorm) and norm.weight is None and not is_plain():
+        return rms_modulate(x, shift, scale, norm.eps)
+    return modulate(norm(x), shift, scale)
+
+
 class Attention(nn.Module):
     """Multi-head self-attention: softmax(q k^T / sqrt(d)) v, with ViT-5's optional parts.
 
@@ -60,7 +69,7 @@ class Attention(nn.Module):
 
     def __init__(self, dim: int, num_heads: int, qkv_bias: bool, qk_norm: bool) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads, self.qk_norm = num_heads, qk_norm
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.q_norm = RMSNorm(dim // num_heads) if qk_norm else nn.Identity()
         self.k_norm = RMSNorm(dim // num_heads) if qk_norm else nn.Identity()
@@ -68,11 +77,20 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotation: Tensor | None = None) -> Tensor:
         """`x` (B, N, D); `rotation` (2, N, D / num_heads) turns queries and keys, or None."""
-        q, k, v = rearrange(self.qkv(x), "b n (qkv h d) -> qkv b h n d", qkv=3, h=self.num_heads)
-        q, k = self.q_norm(q), self.k_norm(k)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
-        x = F.scaled_dot_product_attention(q, k, v)  # (B, heads, N, d)
+        qkv = rearrange(self.qkv(x), "b n (qkv h d) -> b n qkv h d", qkv=3, h=self.num_heads)
+        q, k, v = qkv.unbind(2)  # (B, N, heads, d)
+        q_norm: Any = self.q_norm
+        k_norm: Any = self.k_norm
+        if self.qk_norm and rotation is not None and not is_plain():
+            table = complex_table(rotation)
+            q = norm_rotate(q, q_norm.weight, table, q_norm.eps)
+            k = norm_rotate(k, k_norm.weight, table, k_norm.eps)
+        else:
+            q, k = q_norm(q), k_norm(k)
+            if rotation is not None:
+                q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))  # (B, heads, N, d)
+        x = F.scaled_dot_product_attention(q, k, v)
         return self.proj(rearrange(x, "b h n d -> b n (h d)"))
 
 
@@ -142,4 +160,4 @@ class FinalLayer(nn.Module):
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
             shift, scale = self.adaLN_modulation(c.float()).chunk(2, dim=1)
-            return self.linear(modulate(self.norm_final(x.float()), shift, scale))
+            return self.linear(modulated_norm(self.norm_final, x.float(), shift, scale))

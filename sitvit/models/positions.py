@@ -14,6 +14,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from .fused import wide
+
 
 def sincos_1d(dim: int, positions: Tensor) -> Tensor:
     """Sines then cosines of `positions` (N,) in float64, shape (N, dim); `dim` is even."""
@@ -50,9 +52,15 @@ def rotation_table(angles: Tensor) -> Tensor:
     return torch.stack([angles.cos(), angles.sin()]).repeat_interleave(2, dim=-1).float()
 
 
+def complex_table(table: Tensor) -> Tensor:
+    """The same table (2, N, d) as unit complex numbers, one per dimension pair: (N, 1, d / 2)."""
+    cos, sin = table[:, :, ::2]
+    return torch.complex(cos, sin).unsqueeze(1)
+
+
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Turn the interleaved pairs of `x` (..., N, d) by `table` (2, N, d); float32 inside."""
-    cos, sin = table
-    even, odd = rearrange(x.float(), "... (k pair) -> pair ... k", pair=2)
+    """Turn the interleaved pairs of `x` (..., N, heads, d) by `table` (2, N, d); float32 inside."""
+    cos, sin = table.unsqueeze(2)  # (N, 1, d)
+    even, odd = rearrange(wide(x), "... (k pair) -> pair ... k", pair=2)
     turned = rearrange([-odd, even], "pair ... k -> ... (k pair)")
-    return (x.float() * cos + turned * sin).to(x.dtype)
+    return (wide(x) * cos + turned * sin).to(x.dtype)

@@ -31,7 +31,7 @@ from .layers import (
     Mlp,
     PatchEmbed,
     TimestepEmbedder,
-    modulate,
+    modulated_norm,
 )
 from .positions import grid_coordinates, rotation_angles, rotation_table, sincos_2d
 
@@ -66,9 +66,9 @@ class SiTBlock(nn.Module):
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.adaLN_modulation(c).chunk(6, dim=1)
         if self.gamma_1 is not None and self.gamma_2 is not None:  # one multiplication a block
             gate_1, gate_2 = gate_1 * self.gamma_1, gate_2 * self.gamma_2
-        h = self.attn(modulate(self.norm1(x), shift_1, scale_1), rotation)
+        h = self.attn(modulated_norm(self.norm1, x, shift_1, scale_1), rotation)
         x = x + (gate_1.unsqueeze(1) * h).to(x.dtype)
-        h = self.mlp(modulate(self.norm2(x), shift_2, scale_2))
+        h = self.mlp(modulated_norm(self.norm2, x, shift_2, scale_2))
         return x + (gate_2.unsqueeze(1) * h).to(x.dtype)
 
 
@@ -133,7 +133,9 @@ class SiT(ModelMixin, ConfigMixin):  # type: ignore[misc]
         self.num_registers = num_registers
         if num_registers:
             self.reg_token = nn.Parameter(torch.zeros(1, num_registers, hidden_size))
-        rotation = self._rotation(hidden_size // num_heads, grid) if rope else None
+        self.rotation: Tensor | None
+        self.head_dim = hidden_size // num_heads
+        rotation = self._rotation(self.head_dim, grid) if rope else None
         self.register_buffer("rotation", rotation, persistent=False)
         self.blocks = nn.ModuleList(
             SiTBlock(hidden_size, num_heads, mlp_ratio, norm, qkv_bias, qk_norm, layer_scale_init)
@@ -174,6 +176,15 @@ class SiT(ModelMixin, ConfigMixin):  # type: ignore[misc]
             x, "b (h w) (p q c) -> b c (h p) (w q)", h=self.height // p, w=self.width // p, p=p, q=p
         )
         return x[:, : self.in_channels]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """As torch does; but a cast model keeps its rotation exact, in float32."""
+        super()._apply(fn, recurse)
+        if self.rotation is not None and self.rotation.dtype != torch.float32:
+            grid = self.height // self.patch_size, self.width // self.patch_size
+            exact = self._rotation(self.head_dim, grid)
+            self.rotation = exact.to(self.rotation.device)
+        return self
 
     def _rotation(self, head_dim: int, grid: tuple[int, int]) -> Tensor:
         """One cos/sin table for patches and registers together, (2, N + R, head_dim)."""

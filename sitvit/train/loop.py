@@ -106,7 +106,7 @@ def train(config: Config) -> None:
 
     def save(step: int) -> None:
         if handle.is_main_process:
-            folder = save_checkpoint(
+            save_checkpoint(
                 run / "checkpoints",
                 step,
                 model,
@@ -130,11 +130,9 @@ def train(config: Config) -> None:
                 },
             )
             prune_checkpoints(run, settings.keep_checkpoints)
-            bar.set_postfix_str(f"loss {bar_loss:.4f}, saved {folder.name}")
         handle.wait_for_everyone()
 
     # Steps.
-    bar_loss = float("nan")
     with (
         runtime.StopRequest() as stop,
         runtime.progress(settings.num_steps, first_step, "training", " steps") as bar,
@@ -162,7 +160,6 @@ def train(config: Config) -> None:
                 ) from None
             ema.update(model)
             window.append(loss)
-            bar_loss = loss
             bar.update()
             done = step + 1
             if done % settings.log_every == 0:
@@ -174,7 +171,7 @@ def train(config: Config) -> None:
                     "seconds": round(seconds_before + time.monotonic() - start, 3),
                 }
                 window.clear()
-                bar.set_postfix_str(f"loss {row['loss']:.4f}")
+                bar.set_postfix_str(f"loss {row['loss']:.4f}", refresh=False)
                 if log:
                     log.write(row)
             stopping = _any_process(handle, stop.requested)

@@ -9,8 +9,15 @@ import torch
 from PIL import Image
 
 from sitvit.data import images as image_sources
+from sitvit.data.autoencoder import images_to_pixels
 from sitvit.data.demo import embedded_fashion
-from sitvit.eval.classifier import EMBEDDED_CLASSIFIER, load_classifier, predict
+from sitvit.eval.classifier import (
+    EMBEDDED_CLASSIFIER,
+    SmallClassifier,
+    load_classifier,
+    predict,
+    scale_features,
+)
 from sitvit.eval.evaluate import Reconstructions, evaluate, measure
 from sitvit.eval.features import EXTRACTORS, FashionFeatures
 from sitvit.eval.metrics import frechet_distance
@@ -47,6 +54,18 @@ def test_the_classifier_is_right_on_nine_of_ten_images_that_it_was_not_trained_o
     chosen = np.stack([source.read(i) for i in range(2000)])
     assert (predict(network, chosen) == source.labels[:2000]).mean() > 0.9
     assert sum(path.stat().st_size for path in EMBEDDED_CLASSIFIER.iterdir()) < 1e6
+
+
+def test_scaling_the_features_gives_them_unit_variance_and_keeps_the_logits():
+    network = SmallClassifier([4, 8], 10).eval()
+    chosen = np.stack([embedded_fashion().read(i) for i in range(300)])
+    pixels = images_to_pixels(torch.from_numpy(chosen))
+    with torch.no_grad():
+        before = network(pixels)[1]
+        scale_features(network, chosen)
+        features, logits = network(pixels)
+    torch.testing.assert_close(logits, before, atol=1e-5, rtol=1e-4)
+    assert features.var(dim=0).mean() == pytest.approx(1, abs=1e-4)
 
 
 def test_the_distance_grows_with_noise_and_is_small_between_halves_of_the_real_images(extractor):

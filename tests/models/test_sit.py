@@ -284,3 +284,11 @@ def test_the_null_label_follows_the_number_of_classes(num_classes):
     model = sitvit.SiT(input_size=4, hidden_size=32, depth=1, num_heads=2, num_classes=num_classes)
     assert model.null_label == num_classes
     assert model.y_embedder.embedding_table.num_embeddings == num_classes + 1
+
+
+def test_a_model_cast_to_bfloat16_keeps_its_rotation_exact():
+    model = randomized()
+    table = model.rotation.clone()
+    model.to(torch.bfloat16)
+    assert model.blocks[0].mlp.fc1.weight.dtype == torch.bfloat16
+    assert torch.equal(model.rotation, table)

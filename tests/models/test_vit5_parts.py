@@ -26,9 +26,9 @@ def angles(golden: Golden, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_rotation_of_the_patches_equals_vit5(golden):
-    q = golden["in/q"].transpose(1, 2)  # (B, heads, N, d)
+    q = golden["in/q"]  # (B, N, heads, d)
     patches, _ = angles(golden, q.shape[-1])
-    out = rotate(q, rotation_table(patches)).transpose(1, 2)
+    out = rotate(q, rotation_table(patches))
     torch.testing.assert_close(out, golden["out/rope_patches"], **TOLERANCE)
 
 
@@ -52,7 +52,7 @@ def test_rotation_keeps_lengths_and_shows_only_differences_of_position():
     def score(query_at, key_at):
         rows, columns = torch.tensor([query_at[0], key_at[0]]), torch.tensor([query_at[1], key_at[1]])
         table = rotation_table(rotation_angles(16, rows, columns, 10000.0)).double()
-        turned = rotate(torch.stack([q, k]), table)
+        turned = rotate(torch.stack([q, k]).unsqueeze(1), table).squeeze(1)
         return turned[0] @ turned[1]
 
     torch.testing.assert_close(score((0, 0), (2, 5)), score((3, 1), (5, 6)), atol=1e-5, rtol=0)

@@ -1,0 +1,86 @@
+"""The fused functions equal the plain code in value and in every gradient."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sitvit.models import fused
+from sitvit.models.layers import RMSNorm, modulate
+from sitvit.models.positions import (
+    complex_table,
+    grid_coordinates,
+    rotate,
+    rotation_angles,
+    rotation_table,
+)
+
+from .test_sit import randomized
+
+TABLE = rotation_table(rotation_angles(8, *grid_coordinates(2, 3), 10000.0))  # 6 tokens, d = 8
+
+
+def inputs(dtype):
+    x, shift, scale = torch.randn(2, 6, 16), torch.randn(2, 16), torch.randn(2, 16)
+    return [tensor.to(dtype).requires_grad_() for tensor in (x, shift, scale)]
+
+
+def heads(dtype):
+    return [tensor.to(dtype).requires_grad_() for tensor in (torch.randn(2, 6, 2, 8), torch.randn(8))]
+
+
+def test_the_written_out_derivatives_pass_gradcheck_in_float64():
+    assert torch.autograd.gradcheck(
+        lambda x, shift, scale: fused.rms_modulate(x, shift, scale, 1e-6), inputs(torch.float64)
+    )
+    assert torch.autograd.gradcheck(
+        lambda x, weight: fused.norm_rotate(x, weight, complex_table(TABLE.double()), 1e-6),
+        heads(torch.float64),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_fused_values_are_the_plain_ones(dtype):
+    x, shift, scale = inputs(dtype)
+    q, weight = heads(dtype)
+    norm = RMSNorm(8).to(dtype)
+    with torch.no_grad():
+        norm.weight.copy_(weight)
+    # The plain code rounds to the input's type between norm and the rest, the fused one at the end.
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 4e-2}[dtype]
+    plain = modulate(RMSNorm(16, affine=False)(x), shift, scale)
+    close = {"atol": tolerance, "rtol": tolerance}
+    torch.testing.assert_close(fused.rms_modulate(x, shift, scale, 1e-6), plain, **close)
+    turned = rotate(norm(q), TABLE.to(torch.promote_types(dtype, torch.float32)))
+    torch.testing.assert_close(fused.norm_rotate(q, weight, complex_table(TABLE), 1e-6), turned, **close)
+
+
+def test_a_network_is_the_same_with_and_without_fusion():
+    model = randomized()
+    x, t, labels = torch.randn(2, 4, 4, 8), torch.rand(2), torch.tensor([3, 5])
+
+    def value_and_gradients():
+        model.zero_grad()
+        out = model(x, t, labels)
+        out.square().mean().backward()
+        return [out, *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+    quick = value_and_gradients()
+    with fused.plain():
+        slow = value_and_gradients()
+    assert any(not torch.equal(a, b) for a, b in zip(quick, slow, strict=True))  # two codes did run
+    for a, b in zip(quick, slow, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def test_the_plain_code_has_forward_mode_derivatives():
+    model = randomized()
+    t, labels = torch.rand(1), torch.tensor([3])
+    x, direction = torch.randn(2, 1, 4, 4, 8)
+    # Flash attention on a CPU has no forward mode either.
+    with fused.plain(), sdpa_kernel(SDPBackend.MATH):
+        _, found = torch.func.jvp(lambda x: model(x, t, labels), (x,), (direction,))
+        step = 1e-2
+        expected = (model(x + step * direction, t, labels) - model(x - step * direction, t, labels)) / (
+            2 * step
+        )
+    torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-2)  # differences of order step^2
