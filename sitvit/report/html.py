@@ -36,9 +36,20 @@ class Run:
     samples: list[Samples]
 
     @property
+    def model(self) -> str:
+        """The preset, and the size where it is another."""
+        model = self.config["model"]
+        sizes = [
+            f"{model[key]} {word}"
+            for key, word in (("hidden_size", "wide"), ("depth", "deep"))
+            if key in model
+        ]
+        return ", ".join([model["name"], *sizes])
+
+    @property
     def name(self) -> str:
-        """Preset and folder."""
-        return f"{self.config['model']['name']} ({self.folder.name})"
+        """Model and folder."""
+        return f"{self.model} ({self.folder.name})"
 
 
 def open_run(folder: Path) -> Run:
@@ -101,7 +112,7 @@ def grid_title(run: Run, made: Samples) -> str:
     """Model, step, sampler, guidance and seed in one line."""
     record = made.record
     return (
-        f"{run.config['model']['name']}, {record['weights']} at step {record['step']}, "
+        f"{run.model}, {record['weights']} at step {record['step']}, "
         f"{record['method']} {record['num_steps']} steps, cfg {record['cfg_scale']:g}, seed {record['seed']}"
     )
 
