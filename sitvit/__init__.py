@@ -6,13 +6,20 @@ The public names are imported on first use, so that `import sitvit` stays instan
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .models.dit import DiT as DiT
     from .models.presets import build_model as build_model
     from .models.sit import SiT as SiT
+    from .models.vit5 import ViT5 as ViT5
 
 __version__ = "0.1.0"
-__all__ = ["SiT", "__version__", "build_model"]
+__all__ = ["DiT", "SiT", "ViT5", "__version__", "build_model"]
 
-_HOME = {"SiT": "sitvit.models.sit", "build_model": "sitvit.models.presets"}
+_HOME = {
+    "DiT": "sitvit.models.dit",
+    "SiT": "sitvit.models.sit",
+    "ViT5": "sitvit.models.vit5",
+    "build_model": "sitvit.models.presets",
+}
 
 
 def __getattr__(name: str) -> Any:

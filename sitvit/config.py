@@ -40,11 +40,14 @@ class ModelConfig:
     num_classes: int = MISSING  # as many as the latents have, unless given
     class_dropout_prob: float = 0.1
     norm: str = MISSING
+    norm_affine: bool = MISSING
     qkv_bias: bool = MISSING
     qk_norm: bool = MISSING
     rope: bool = MISSING
+    positions: str = MISSING
     num_registers: int = MISSING
     layer_scale_init: float | None = MISSING
+    mlp: str = MISSING
 
 
 @dataclass
@@ -124,6 +127,8 @@ class Config:
         problems += [f"{key} must be {rule}, got {value}" for key, value, ok, rule in rules if not ok]
         try:
             preset(model.name)
+            if not model.name.startswith("SiT-"):
+                problems.append(f"model.name: {model.name} has no velocity to train; choose a SiT")
         except ValueError as error:
             problems.append(f"model.name: {error}")
         return problems

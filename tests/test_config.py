@@ -75,6 +75,7 @@ def test_a_text_value_stays_as_it_was_typed(file, text):
         ("train.ema_decay=1", "train.ema_decay must be from 0 to below 1"),
         ("train.decay_steps=11", "at most train.num_steps = 10"),
         ("model.name=SiT-XXL/2", "SiT-XL/2"),
+        ("model.name=DiT-XL/2", "choose a SiT"),
         ("model.rope=maybe", "model.rope must be of type bool"),
         ("model=3", "needs keys below it"),
         ("train.lr", "not of the form key=value"),

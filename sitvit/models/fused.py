@@ -41,9 +41,9 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def rms_modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * (1 + scale) + shift for x (B, N, D) and shift, scale (B, D); float32 inside."""
-    return _RmsModulate.apply(x, shift, scale, eps)  # type: ignore[no-untyped-call]
+def rms_modulate(x: Tensor, shift: Tensor, factor: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * factor + shift for x (B, N, D) and shift, factor (B, D); float32 inside."""
+    return _RmsModulate.apply(x, shift, factor, eps)  # type: ignore[no-untyped-call]
 
 
 def norm_rotate(x: Tensor, weight: Tensor, table: Tensor, eps: float) -> Tensor:
@@ -53,12 +53,12 @@ def norm_rotate(x: Tensor, weight: Tensor, table: Tensor, eps: float) -> Tensor:
 
 class _RmsModulate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, shift: Tensor, factor: Tensor, eps: float) -> Tensor:
         values = wide(x)
         r = _inverse_rms(values, eps)
-        factor = (1 + wide(scale)).unsqueeze(1)
+        ctx.dtypes = shift.dtype, factor.dtype
+        factor = wide(factor).unsqueeze(1)
         ctx.save_for_backward(x, r, factor)
-        ctx.dtypes = shift.dtype, scale.dtype
         return torch.addcmul(wide(shift).unsqueeze(1), values * r, factor).to(x.dtype)
 
     @staticmethod

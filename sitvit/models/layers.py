@@ -31,21 +31,23 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / sqrt(var + eps) over the last dimension, without affine, in float32."""
+    """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension, in float32."""
 
-    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+    def __init__(self, dim: int, eps: float = 1e-6, affine: bool = True) -> None:
         super().__init__()
         self.dim, self.eps = dim, eps
+        self.weight = nn.Parameter(torch.ones(dim)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(dim)) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(wide(x), (self.dim,), eps=self.eps).to(x.dtype)
+        if self.weight is None or self.bias is None:
+            return F.layer_norm(wide(x), (self.dim,), eps=self.eps).to(x.dtype)
+        weight, bias = wide(self.weight), wide(self.bias)
+        return F.layer_norm(wide(x), (self.dim,), weight, bias, self.eps).to(x.dtype)
 
 
-NORMS: dict[str, Callable[[int], nn.Module]] = {
-    "layernorm": LayerNorm,
-    "rmsnorm": lambda dim: RMSNorm(dim, affine=False),
-}
-"""The norm before attention and MLP, without affine: adaLN supplies scale and shift."""
+NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
+"""The norms by name: (dim, eps, affine) -> module."""
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
@@ -55,8 +57,11 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 def modulated_norm(norm: nn.Module, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """modulate(norm(x), shift, scale), fused in eager mode where `norm` is an RMSNorm."""
-    if isinstance(norm, RMSNorm) and norm.weight is None and not is_plain():
-        return rms_modulate(x, shift, scale, norm.eps)
+    if isinstance(norm, RMSNorm) and not is_plain():
+        factor = 1 + wide(scale)
+        if norm.weight is not None:
+            factor = factor * wide(norm.weight)
+        return rms_modulate(x, shift, factor, norm.eps)
     return modulate(norm(x), shift, scale)
 
 
@@ -67,12 +72,12 @@ class Attention(nn.Module):
     the rotation; the scale 1/sqrt(d) stays.
     """
 
-    def __init__(self, dim: int, num_heads: int, qkv_bias: bool, qk_norm: bool) -> None:
+    def __init__(self, dim: int, num_heads: int, qkv_bias: bool, qk_norm: bool, eps: float) -> None:
         super().__init__()
         self.num_heads, self.qk_norm = num_heads, qk_norm
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
-        self.q_norm = RMSNorm(dim // num_heads) if qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(dim // num_heads) if qk_norm else nn.Identity()
+        self.q_norm = RMSNorm(dim // num_heads, eps) if qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(dim // num_heads, eps) if qk_norm else nn.Identity()
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, rotation: Tensor | None = None) -> Tensor:
@@ -94,16 +99,95 @@ class Attention(nn.Module):
         return self.proj(rearrange(x, "b h n d -> b n (h d)"))
 
 
-class Mlp(nn.Module):
-    """Linear, GELU (tanh form, as in SiT), Linear."""
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU's tanh form, as in SiT and DiT."""
+    return F.gelu(x, approximate="tanh")
 
-    def __init__(self, dim: int, hidden_dim: int) -> None:
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu_tanh": gelu_tanh, "gelu": F.gelu}
+"""Activations of the plain MLP by name; `swiglu` is an MLP of its own."""
+MLPS = (*ACTIVATIONS, "swiglu")
+
+
+class Mlp(nn.Module):
+    """Linear, activation, Linear; or SwiGLU (arXiv 2002.05202): W_2 (silu(W_a x) * W_b x).
+
+    `hidden_dim` is the plain MLP's width. SwiGLU's is h = (2 D H + H) / (3 D + 2), rounded, which gives
+    the same number of parameters to within (3 D + 2) / 2.
+    """
+
+    def __init__(self, dim: int, hidden_dim: int, kind: str) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, hidden_dim)
+        self.activation = ACTIVATIONS.get(kind)
+        if self.activation is None:
+            hidden_dim = round((2 * dim * hidden_dim + hidden_dim) / (3 * dim + 2))
+        self.fc1 = nn.Linear(dim, hidden_dim if self.activation else 2 * hidden_dim)
         self.fc2 = nn.Linear(hidden_dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+        x = self.fc1(x)
+        if self.activation is not None:
+            return self.fc2(self.activation(x))
+        gate, value = x.chunk(2, dim=-1)
+        return self.fc2(F.silu(gate) * value)
+
+
+class Block(nn.Module):
+    """The one pre-norm transformer block of SiT, DiT, ViT-5 and ViT.
+
+        x += gate_1 * gamma_1 * attn(modulate(norm1(x), shift_1, scale_1))
+        x += gate_2 * gamma_2 * mlp (modulate(norm2(x), shift_2, scale_2))
+
+    with (shift, scale, gate) x 2 = adaLN(c). Without `adaln` they are absent; without LayerScale
+    (`layer_scale_init` None) the gammas are.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        mlp_ratio: float,
+        norm: str,
+        norm_affine: bool,
+        norm_eps: float,
+        qkv_bias: bool,
+        qk_norm: bool,
+        mlp: str,
+        layer_scale_init: float | None,
+        adaln: bool,
+    ) -> None:
+        super().__init__()
+        self.norm1 = NORMS[norm](dim, norm_eps, norm_affine)
+        self.attn = Attention(dim, num_heads, qkv_bias=qkv_bias, qk_norm=qk_norm, eps=norm_eps)
+        self.norm2 = NORMS[norm](dim, norm_eps, norm_affine)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), mlp)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim)) if adaln else None
+        self.gamma_1: Tensor | None
+        self.gamma_2: Tensor | None
+        if layer_scale_init is None:
+            self.gamma_1 = self.gamma_2 = None
+        else:
+            self.gamma_1 = nn.Parameter(torch.full((dim,), layer_scale_init))
+            self.gamma_2 = nn.Parameter(torch.full((dim,), layer_scale_init))
+
+    def forward(self, x: Tensor, rotation: Tensor | None, c: Tensor | None = None) -> Tensor:
+        """`x` (B, N, D), `rotation` (2, N, head_dim) or None, `c` (B, D) where there is adaLN."""
+        if self.adaLN_modulation is None:
+            x = _add(x, self.gamma_1, self.attn(self.norm1(x), rotation))
+            return _add(x, self.gamma_2, self.mlp(self.norm2(x)))
+        modulation = self.adaLN_modulation(c)
+        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = modulation.chunk(6, dim=1)
+        if self.gamma_1 is not None and self.gamma_2 is not None:  # one multiplication a token
+            gate_1, gate_2 = gate_1 * self.gamma_1, gate_2 * self.gamma_2
+        h = self.attn(modulated_norm(self.norm1, x, shift_1, scale_1), rotation)
+        x = _add(x, gate_1.unsqueeze(1), h)
+        h = self.mlp(modulated_norm(self.norm2, x, shift_2, scale_2))
+        return _add(x, gate_2.unsqueeze(1), h)
+
+
+def _add(x: Tensor, gate: Tensor | None, h: Tensor) -> Tensor:
+    """x + gate h in the type of x: the residual stream keeps its precision under autocast."""
+    return x + (h if gate is None else gate * h).to(x.dtype)
 
 
 class PatchEmbed(nn.Module):
@@ -134,7 +218,9 @@ class TimestepEmbedder(nn.Module):
             half = self.FREQUENCY_DIM // 2
             k = torch.arange(half, dtype=torch.float32, device=t.device)
             angles = t.float()[:, None] * torch.exp(-math.log(10000.0) * k / half)
-            return self.mlp(torch.cat([angles.cos(), angles.sin()], dim=-1))
+            features = torch.cat([angles.cos(), angles.sin()], dim=-1)
+            first: Any = self.mlp[0]
+            return self.mlp(features.to(first.weight.dtype))
 
 
 class LabelEmbedder(nn.Module):
@@ -151,13 +237,14 @@ class LabelEmbedder(nn.Module):
 class FinalLayer(nn.Module):
     """adaLN-modulated norm and a zero-initialised projection to p*p*C values a token; float32."""
 
-    def __init__(self, dim: int, patch_size: int, out_channels: int, norm: str) -> None:
+    def __init__(self, dim: int, patch_size: int, out_channels: int, norm: str, affine: bool) -> None:
         super().__init__()
-        self.norm_final = NORMS[norm](dim)
+        self.norm_final = NORMS[norm](dim, 1e-6, affine)
         self.linear = nn.Linear(dim, patch_size * patch_size * out_channels)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(dim, 2 * dim))
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
-            shift, scale = self.adaLN_modulation(c.float()).chunk(2, dim=1)
-            return self.linear(modulated_norm(self.norm_final, x.float(), shift, scale))
+            dtype = self.linear.weight.dtype  # float32 under autocast, the model's where it was cast
+            shift, scale = self.adaLN_modulation(c.to(dtype)).chunk(2, dim=1)
+            return self.linear(modulated_norm(self.norm_final, x.to(dtype), shift, scale))

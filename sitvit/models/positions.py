@@ -10,9 +10,13 @@ p * theta^(-k / (d/4)), d the head dimension:
     (a, b) -> (a cos - b sin, a sin + b cos)
 """
 
+import math
+from collections.abc import Sequence
+
 import torch
 from einops import rearrange
 from torch import Tensor
+from torch.nn import functional as F
 
 from .fused import wide
 
@@ -34,11 +38,65 @@ def sincos_2d(hidden_size: int, grid_height: int, grid_width: int) -> Tensor:
     return torch.cat([sincos_1d(half, columns), sincos_1d(half, rows)], dim=1).float()
 
 
-def grid_coordinates(grid_height: int, grid_width: int) -> tuple[Tensor, Tensor]:
-    """Row and column of each cell of a row-major grid, each of shape (H*W,)."""
-    rows = torch.arange(grid_height).repeat_interleave(grid_width)
-    columns = torch.arange(grid_width).repeat(grid_height)
-    return rows, columns
+def grid_coordinates(
+    grid_height: int, grid_width: int, trained: tuple[int, int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Row and column of each cell of a row-major grid, float64, each of shape (H*W,).
+
+    On another grid than the `trained` one they are rescaled to it, arange(n) / n * trained_n (ViT-5).
+    """
+    rows, columns = torch.arange(grid_height).double(), torch.arange(grid_width).double()
+    if trained is not None and trained != (grid_height, grid_width):
+        rows, columns = rows / grid_height * trained[0], columns / grid_width * trained[1]
+    return rows.repeat_interleave(grid_width), columns.repeat(grid_height)
+
+
+def resample_table(table: Tensor, grid: tuple[int, int], new_grid: tuple[int, int]) -> Tensor:
+    """A learned table (1, H*W, D) of `grid`, interpolated (bicubic) to `new_grid`."""
+    if grid == new_grid:
+        return table
+    maps = rearrange(table.float(), "one (h w) d -> one d h w", h=grid[0])
+    maps = F.interpolate(maps, new_grid, mode="bicubic", align_corners=False)
+    return rearrange(maps, "one d h w -> one (h w) d").to(table.dtype)
+
+
+def as_pair(size: int | Sequence[int]) -> tuple[int, int]:
+    """(height, width) of a size that is given as one number where they are equal."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
+
+
+def check_grid(size: Sequence[int], patch_size: int, what: str) -> tuple[int, int]:
+    """Rows and columns of patches of a (height, width); ValueError naming the nearest legal sizes."""
+    height, width = size
+    for name, length in (("height", height), ("width", width)):
+        if length < 1 or length % patch_size:
+            lower = max(length // patch_size, 1) * patch_size
+            raise ValueError(
+                f"{what} {name} {length} is not a multiple of patch_size {patch_size}; "
+                f"the nearest legal values are {lower} and {lower + patch_size}"
+            )
+    return height // patch_size, width // patch_size
+
+
+def rope_table(
+    head_dim: int,
+    grid: tuple[int, int],
+    trained_grid: tuple[int, int],
+    num_registers: int,
+    theta: float,
+    register_theta: float,
+    num_still: int = 0,
+) -> Tensor:
+    """One cos/sin table for [still tokens, patches, registers]: (2, num_still + N + R, head_dim).
+
+    The registers stand on their own square grid; the still tokens (a class token) do not turn.
+    """
+    still = torch.zeros(num_still, head_dim // 2, dtype=torch.float64)
+    patches = rotation_angles(head_dim, *grid_coordinates(*grid, trained_grid), theta)
+    side = math.isqrt(num_registers)
+    registers = rotation_angles(head_dim, *grid_coordinates(side, side), register_theta)
+    return rotation_table(torch.cat([still, patches, registers]))
 
 
 def rotation_angles(head_dim: int, rows: Tensor, columns: Tensor, theta: float) -> Tensor:

@@ -30,7 +30,7 @@ def heads(dtype):
 
 def test_the_written_out_derivatives_pass_gradcheck_in_float64():
     assert torch.autograd.gradcheck(
-        lambda x, shift, scale: fused.rms_modulate(x, shift, scale, 1e-6), inputs(torch.float64)
+        lambda x, shift, factor: fused.rms_modulate(x, shift, factor, 1e-6), inputs(torch.float64)
     )
     assert torch.autograd.gradcheck(
         lambda x, weight: fused.norm_rotate(x, weight, complex_table(TABLE.double()), 1e-6),
@@ -49,7 +49,7 @@ def test_fused_values_are_the_plain_ones(dtype):
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 4e-2}[dtype]
     plain = modulate(RMSNorm(16, affine=False)(x), shift, scale)
     close = {"atol": tolerance, "rtol": tolerance}
-    torch.testing.assert_close(fused.rms_modulate(x, shift, scale, 1e-6), plain, **close)
+    torch.testing.assert_close(fused.rms_modulate(x, shift, 1 + scale, 1e-6), plain, **close)
     turned = rotate(norm(q), TABLE.to(torch.promote_types(dtype, torch.float32)))
     torch.testing.assert_close(fused.norm_rotate(q, weight, complex_table(TABLE), 1e-6), turned, **close)
 

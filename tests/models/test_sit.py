@@ -1,32 +1,13 @@
 """The velocity network equals the official code on random weights with every gate non-zero."""
 
-import json
-
 import pytest
 import torch
-from safetensors import safe_open
 
 import sitvit
 from sitvit.flow.guidance import classifier_free_guidance
 from sitvit.models.presets import PRESETS, preset
 
-from ..conftest import GOLDEN
-
-# Ours and the reference differ in summation order; values are of order 1.
-TOLERANCE = {"atol": 2e-5, "rtol": 1e-4}
-
-
-class Golden:
-    def __init__(self, name: str) -> None:
-        with safe_open(GOLDEN / f"{name}.safetensors", "pt") as file:
-            self.config = json.loads(file.metadata()["config"])
-            self.tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-
-    def __getitem__(self, key: str) -> torch.Tensor:
-        return self.tensors[key]
-
-    def under(self, prefix: str) -> dict[str, torch.Tensor]:
-        return {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}
+from .golden import Golden, assert_equal
 
 
 @pytest.fixture(params=["sit_model_0", "sit_model_1"])
@@ -43,14 +24,14 @@ def model(golden) -> sitvit.SiT:
 
 def test_forward_equals_the_official_sit(golden, model):
     out = model(golden["in/x"], golden["in/t"], golden["in/y"])
-    torch.testing.assert_close(out, golden["out/forward"], **TOLERANCE)
+    assert_equal(out, golden["out/forward"])
 
 
 def test_gradients_equal_the_official_sit(golden, model):
     model(golden["in/x"], golden["in/t"], golden["in/y"]).square().mean().backward()
     parameters = dict(model.named_parameters())
     for name, expected in golden.under("out/grad/").items():
-        torch.testing.assert_close(parameters[name].grad, expected, **TOLERANCE)
+        assert_equal(parameters[name].grad, expected)
 
 
 @pytest.mark.parametrize("scale", [1.5, 4.0])
@@ -61,7 +42,7 @@ def test_guidance_equals_the_official_one_on_the_channels_that_it_guides(golden,
     guided = classifier_free_guidance(model, labels, model.null_label, scale)
     out = guided(golden["in/cfg_x"][:half], golden["in/cfg_t"][:half])
     expected = golden[f"out/forward_with_cfg_{scale}"][:half]
-    torch.testing.assert_close(out[:, :3], expected[:, :3], **TOLERANCE)
+    assert_equal(out[:, :3], expected[:, :3])
 
 
 def test_position_table_is_the_official_one_bit_for_bit(golden):
@@ -89,19 +70,19 @@ def test_parameter_counts_are_the_published_ones(name, count):
 
 def meta_model(arguments):
     """A SiT on the meta device; the fixed tables are computed on the CPU and only their shapes kept."""
-    from sitvit.models import sit
+    from sitvit.models import transformer
 
-    table = sit.sincos_2d
+    table = transformer.sincos_2d
 
     def shape_only(*sizes):
         with torch.device("cpu"):
             return table(*sizes).to("meta")
 
-    sit.sincos_2d = shape_only
+    transformer.sincos_2d = shape_only
     try:
-        return sit.SiT(**arguments)
+        return sitvit.SiT(**arguments)
     finally:
-        sit.sincos_2d = table
+        transformer.sincos_2d = table
 
 
 def randomized(**arguments) -> sitvit.SiT:
@@ -208,25 +189,146 @@ def test_every_preset_starts_at_zero_velocity(name):
     assert torch.equal(out, torch.zeros_like(out))
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"norm": "layernorm"},
-        {"qkv_bias": True},
+D, DEPTH, HEADS = 32, 2, 2
+SWITCHES = {
+    "norm": ({"norm": "layernorm"}, set(), set(), 0),
+    "norm_affine": (
+        {"norm_affine": True},
+        {"final_layer.norm_final.weight"}
+        | {f"blocks.{i}.norm{k}.weight" for i in range(DEPTH) for k in (1, 2)},
+        set(),
+        (2 * DEPTH + 1) * D,
+    ),
+    "qkv_bias": (
+        {"qkv_bias": True}, {f"blocks.{i}.attn.qkv.bias" for i in range(DEPTH)}, set(), DEPTH * 3 * D
+    ),
+    "qk_norm": (
         {"qk_norm": False},
-        {"rope": False},
-        {"num_registers": 0},
+        set(),
+        {f"blocks.{i}.attn.{k}_norm.weight" for i in range(DEPTH) for k in "qk"},
+        -DEPTH * 2 * D // HEADS,
+    ),
+    "rope": ({"rope": False}, set(), set(), 0),
+    "no positions": ({"positions": "none"}, set(), {"pos_embed"}, -8 * D),
+    "learned positions": ({"positions": "learned"}, set(), set(), 0),
+    "num_registers": ({"num_registers": 0}, set(), {"reg_token"}, -4 * D),
+    "nine registers": ({"num_registers": 9}, set(), set(), 5 * D),
+    "layer_scale": (
         {"layer_scale_init": None},
-    ],
-    ids=lambda changed: next(iter(changed)),
-)
-def test_each_component_changes_the_function(changed):
-    """A switch that is read and ignored would leave the output as it was."""
-    whole, without = randomized(), randomized(**changed)
-    shared = {k: v for k, v in whole.state_dict().items() if k in without.state_dict()}
-    without.load_state_dict(shared, strict=False)
+        set(),
+        {f"blocks.{i}.gamma_{k}" for i in range(DEPTH) for k in (1, 2)},
+        -DEPTH * 2 * D,
+    ),
+    "gelu": ({"mlp": "gelu"}, set(), set(), 0),
+    "swiglu": ({"mlp": "swiglu"}, set(), set(), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", SWITCHES)
+def test_a_switch_changes_the_keys_and_parameters_of_its_row_and_no_more(row):
+    changed, added, removed, difference = SWITCHES[row]
+    whole, other = randomized(), randomized(**changed)
+    assert other.state_dict().keys() - whole.state_dict().keys() == added
+    assert whole.state_dict().keys() - other.state_dict().keys() == removed
+    counts = [sum(p.numel() for p in model.parameters()) for model in (whole, other)]
+    if difference is None:  # SwiGLU's width is rounded
+        assert abs(counts[1] - counts[0]) <= DEPTH * (3 * D + 2) / 2
+    else:
+        assert counts[1] - counts[0] == difference
+
+
+@pytest.mark.parametrize("row", SWITCHES)
+def test_a_switch_changes_the_function(row):
+    """One that is read and ignored would leave the output as it was."""
+    whole, other = randomized(), randomized(**SWITCHES[row][0])
+    state = whole.state_dict()
+    shared = {
+        key: state[key]
+        for key, tensor in other.state_dict().items()
+        if key in state and tensor.shape == state[key].shape
+    }
+    if row == "learned positions":
+        assert other.pos_embed.requires_grad
+        assert not whole.pos_embed.requires_grad
+        return
+    other.load_state_dict(shared, strict=False)
     x, t, labels = torch.randn(2, 4, 4, 8), torch.rand(2), torch.tensor([0, 1])
-    assert (whole(x, t, labels) - without(x, t, labels)).abs().max() > 1e-3
+    assert (whole(x, t, labels) - other(x, t, labels)).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("positions", ["sincos", "learned", "none"])
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("mlp", ["gelu_tanh", "gelu", "swiglu"])
+def test_any_mix_of_components_runs_on_any_grid(positions, norm, mlp):
+    for rope, qk_norm, num_registers in ((True, False, 0), (False, True, 1), (True, True, 9)):
+        model = randomized(
+            positions=positions, norm=norm, norm_affine=True, mlp=mlp, rope=rope, qk_norm=qk_norm,
+            num_registers=num_registers,
+        )  # fmt: skip
+        for height, width in ((4, 8), (6, 2)):
+            x = torch.randn(1, 4, height, width)
+            out = model(x, torch.rand(1), torch.tensor([0]))
+            assert out.shape == x.shape
+            assert out.isfinite().all()
+
+
+def test_swiglu_is_its_equation():
+    model = randomized(mlp="swiglu")
+    mlp, x = model.blocks[0].mlp, torch.randn(2, 3, D)
+    h = mlp.fc1.out_features // 2
+    gate = x @ mlp.fc1.weight[:h].T + mlp.fc1.bias[:h]
+    value = x @ mlp.fc1.weight[h:].T + mlp.fc1.bias[h:]
+    expected = (gate * gate.sigmoid() * value) @ mlp.fc2.weight.T + mlp.fc2.bias
+    torch.testing.assert_close(mlp(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_another_grid_recomputes_the_fixed_positions_and_rescales_rope():
+    """A model of the other size, given the same weights, has the same sin-cos; RoPE is rescaled."""
+    model, x = randomized(rope=False), torch.randn(1, 4, 8, 12)
+    state = {k: v for k, v in model.state_dict().items() if k != "pos_embed"}
+    larger = randomized(rope=False, input_size=(8, 12))
+    larger.load_state_dict(state, strict=False)
+    arguments = torch.rand(1), torch.tensor([0])
+    assert torch.equal(model(x, *arguments), larger(x, *arguments))
+    table = randomized().tables((4, 8))[1][:, :32].unflatten(1, (4, 8))
+    trained = randomized().rotation[:, :8].unflatten(1, (2, 4))
+    torch.testing.assert_close(table[:, ::2, ::2], trained, atol=1e-6, rtol=0)
+
+
+def test_learned_positions_of_the_trained_grid_are_untouched_and_a_constant_stays_constant():
+    model = randomized(positions="learned")
+    assert model.tables((2, 4))[0] is model.pos_embed
+    with torch.no_grad():
+        model.pos_embed.fill_(0.5)
+    torch.testing.assert_close(model.tables((3, 7))[0], torch.full((1, 21, D), 0.5))
+
+
+def test_gradient_checkpointing_changes_no_value_and_no_gradient():
+    model, x = randomized(), torch.randn(2, 4, 4, 8)
+    results = []
+    for on in (False, True):
+        model.gradient_checkpointing = on
+        model.zero_grad()
+        out = model(x, torch.tensor([0.2, 0.7]), torch.tensor([0, 5]))
+        out.square().mean().backward()
+        results.append([out, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_diffusers_switches_gradient_checkpointing():
+    model = randomized()
+    model.enable_gradient_checkpointing()
+    assert model.gradient_checkpointing
+    model.disable_gradient_checkpointing()
+    assert not model.gradient_checkpointing
+
+
+def test_a_sharded_network_comes_back_equal(tmp_path):
+    model = randomized().eval()
+    model.save_pretrained(tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    again = sitvit.SiT.from_pretrained(tmp_path)
+    assert all(torch.equal(a, again.state_dict()[key]) for key, a in model.state_dict().items())
 
 
 @pytest.mark.parametrize("prefix", ["q_norm", "k_norm"])

@@ -6,7 +6,7 @@ import torch
 from sitvit.models.layers import Attention, RMSNorm
 from sitvit.models.positions import grid_coordinates, rotate, rotation_angles, rotation_table
 
-from .test_sit import TOLERANCE, Golden
+from .golden import Golden, assert_equal
 
 
 @pytest.fixture(params=["vit5_model_0", "vit5_model_1"])
@@ -29,20 +29,20 @@ def test_rotation_of_the_patches_equals_vit5(golden):
     q = golden["in/q"]  # (B, N, heads, d)
     patches, _ = angles(golden, q.shape[-1])
     out = rotate(q, rotation_table(patches))
-    torch.testing.assert_close(out, golden["out/rope_patches"], **TOLERANCE)
+    assert_equal(out, golden["out/rope_patches"])
 
 
 def test_attention_equals_vit5(golden):
     """Tokens [class, patches, registers]; the class token is not turned."""
     width, heads = golden.config["embed_dim"], golden.config["num_heads"]
-    attention = Attention(width, heads, qkv_bias=False, qk_norm=True)
+    attention = Attention(width, heads, qkv_bias=False, qk_norm=True, eps=1e-6)
     state = {k: v for k, v in golden.under("state/blocks.0.attn.").items() if "freqs" not in k}
     attention.load_state_dict(state, strict=True)
     patches, registers = angles(golden, width // heads)
     still = torch.zeros(1, patches.shape[1], dtype=torch.float64)
     table = rotation_table(torch.cat([still, patches, registers]))
     out = attention(golden["in/tokens"], table)
-    torch.testing.assert_close(out, golden["out/attn0"], **TOLERANCE)
+    assert_equal(out, golden["out/attn0"])
 
 
 def test_rotation_keeps_lengths_and_shows_only_differences_of_position():

@@ -1,0 +1,240 @@
+"""The one transformer behind SiT, DiT and SiT on ViT-5 (DiT, arXiv 2212.09748; SiT, arXiv 2401.08740).
+
+    x = patches(x_t) + positions (+ register tokens, appended last)
+    c = t_embed(t) + y_embed(label)
+    x = block(x, c) for each block (`layers.Block`, with adaLN-Zero)
+    prediction = unpatchify(final_layer(x without registers, c))
+
+Every line of the ViT-5 table (arXiv 2602.08071) is a switch of its own, and any mix is legal: vanilla
+SiT is one setting (LayerNorm, qkv bias, no LayerScale), SiT on ViT-5 another (RMSNorm, LayerScale from
+1e-4, QK-norm, 2-D RoPE beside the absolute positions, 4 registers, no qkv bias).
+
+Difference from the official code: labels are dropped by the training stream and not in here, so the
+network is a pure function of its inputs.
+"""
+
+import math
+from typing import Any
+
+import torch
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.models.modeling_utils import ModelMixin
+from einops import rearrange
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .layers import MLPS, NORMS, Block, FinalLayer, LabelEmbedder, PatchEmbed, TimestepEmbedder
+from .positions import as_pair, check_grid, resample_table, rope_table, sincos_2d
+
+POSITIONS = ("sincos", "learned", "none")
+
+
+class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
+    """A network of (x_t, t, label); `SiT` and `DiT` say what it predicts.
+
+    Args:
+        input_size: the latent's height and width, an int where they are equal; multiples of `patch_size`.
+        patch_size, in_channels: latent pixels per token side; latent channels.
+        hidden_size, depth, num_heads, mlp_ratio: the transformer's size.
+        class_dropout_prob: above zero, the label table has a last row for "no class" (`null_label`).
+            The rate itself is the training stream's.
+        num_classes: labels run from 0 to num_classes - 1.
+        learn_sigma: the last layer has twice the channels.
+        norm, norm_affine: "layernorm" or "rmsnorm"; with its own weight (and LayerNorm's bias) or without.
+        qkv_bias, qk_norm: attention's bias and RMSNorm of queries and keys.
+        rope: 2-D rotary embedding of queries and keys; registers turn on their own square grid.
+        positions: absolute ones: "sincos" (fixed), "learned" or "none".
+        num_registers: extra tokens, a square number (0, 1, 4, 9, ...).
+        layer_scale_init: LayerScale's initial gamma, or None for no LayerScale.
+        mlp: "gelu_tanh", "gelu" (erf) or "swiglu" (at equal parameters).
+
+    Raises:
+        ValueError: sizes that do not fit together, naming the legal ones.
+    """
+
+    ROPE_THETA = 10000.0
+    REGISTER_ROPE_THETA = 100.0
+    NORM_EPS = 1e-6
+    _supports_gradient_checkpointing = True
+
+    @register_to_config
+    def __init__(
+        self,
+        input_size: int | tuple[int, int] = 32,
+        patch_size: int = 2,
+        in_channels: int = 4,
+        hidden_size: int = 1152,
+        depth: int = 28,
+        num_heads: int = 16,
+        mlp_ratio: float = 4.0,
+        class_dropout_prob: float = 0.1,
+        num_classes: int = 1000,
+        learn_sigma: bool = False,
+        norm: str = "layernorm",
+        norm_affine: bool = False,
+        qkv_bias: bool = True,
+        qk_norm: bool = False,
+        rope: bool = False,
+        positions: str = "sincos",
+        num_registers: int = 0,
+        layer_scale_init: float | None = None,
+        mlp: str = "gelu_tanh",
+    ) -> None:
+        super().__init__()
+        size = as_pair(input_size)
+        check_arguments(hidden_size, num_heads, rope, num_registers, norm, mlp)
+        if positions not in POSITIONS:
+            raise ValueError(f"positions must be one of {', '.join(POSITIONS)}, got {positions!r}")
+        self.grid = check_grid(size, patch_size, "latent")
+        self.height, self.width, self.patch_size = *size, patch_size
+        self.in_channels, self.num_classes = in_channels, num_classes
+        self.out_channels = 2 * in_channels if learn_sigma else in_channels
+        self.has_null = class_dropout_prob > 0
+        self.hidden_size, self.head_dim = hidden_size, hidden_size // num_heads
+        self.num_registers = num_registers
+        self.gradient_checkpointing = False
+
+        self.x_embedder = PatchEmbed(patch_size, in_channels, hidden_size)
+        self.t_embedder = TimestepEmbedder(hidden_size)
+        self.y_embedder = LabelEmbedder(num_classes, hidden_size, self.has_null)
+        self.positions_kind = positions
+        table = sincos_2d(hidden_size, *self.grid)[None]
+        self.pos_embed = None if positions == "none" else nn.Parameter(table, positions == "learned")
+        if num_registers:
+            self.reg_token = nn.Parameter(torch.zeros(1, num_registers, hidden_size))
+        self.rotation: Tensor | None
+        self.register_buffer("rotation", self._rotation(self.grid) if rope else None, persistent=False)
+        self._elsewhere: dict[tuple[int, int], tuple[Tensor | None, Tensor | None]] = {}
+        self.blocks = nn.ModuleList(
+            Block(
+                hidden_size,
+                num_heads,
+                mlp_ratio,
+                norm,
+                norm_affine,
+                self.NORM_EPS,
+                qkv_bias,
+                qk_norm,
+                mlp,
+                layer_scale_init,
+                adaln=True,
+            )
+            for _ in range(depth)
+        )
+        self.final_layer = FinalLayer(hidden_size, patch_size, self.out_channels, norm, norm_affine)
+        self._initialize()
+
+    @property
+    def null_label(self) -> int:
+        """The label that means "no class"; ValueError where the model was trained without one."""
+        if not self.has_null:
+            raise ValueError(
+                "this model has no null label (class_dropout_prob is 0), so it cannot be guided: "
+                "sample with cfg_scale 1, or train with class_dropout_prob above 0"
+            )
+        return self.num_classes
+
+    def predict(self, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        """`x_t` (B, C, H, W), `t` (B,), `labels` (B,) int64 -> (B, out_channels, H, W).
+
+        H and W may differ from `input_size`: fixed positions are computed for that grid, learned ones
+        interpolated, RoPE rescaled.
+        """
+        if x_t.shape[1] != self.in_channels:
+            raise ValueError(f"the model takes {self.in_channels} channels, got x_t {tuple(x_t.shape)}")
+        grid = check_grid(x_t.shape[2:], self.patch_size, "latent")
+        positions, rotation = self.tables(grid)
+        x = self.x_embedder(x_t)  # (B, N, D)
+        num_patches = x.shape[1]
+        if positions is not None:
+            # A float32 table would promote the whole residual stream under autocast.
+            x = x + positions.to(x.dtype)
+        if self.num_registers:
+            registers = self.reg_token.to(x.dtype).expand(len(x), -1, -1)
+            x = torch.cat([x, registers], dim=1)  # (B, N + R, D)
+        c = self.t_embedder(t) + self.y_embedder(labels)  # (B, D)
+        for block in self.blocks:
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, rotation, c, use_reentrant=False)
+            else:
+                x = block(x, rotation, c)
+        x = self.final_layer(x[:, :num_patches], c)  # (B, N, p*p*out)
+        p = self.patch_size
+        return rearrange(x, "b (h w) (p q c) -> b c (h p) (w q)", h=grid[0], w=grid[1], p=p, q=p)
+
+    def tables(self, grid: tuple[int, int]) -> tuple[Tensor | None, Tensor | None]:
+        """Absolute positions (1, N, D) and rotation (2, N + R, head_dim) of a grid, None where absent."""
+        if grid == self.grid:
+            return self.pos_embed, self.rotation
+        if self.positions_kind == "learned":  # its weights move, so it is not kept
+            assert self.pos_embed is not None
+            return resample_table(self.pos_embed, self.grid, grid), self._kept_tables(grid)[1]
+        return self._kept_tables(grid)
+
+    def _kept_tables(self, grid: tuple[int, int]) -> tuple[Tensor | None, Tensor | None]:
+        if grid not in self._elsewhere:  # the last grid alone is kept
+            fixed = self.positions_kind == "sincos"
+            positions = sincos_2d(self.hidden_size, *grid)[None].to(self.device) if fixed else None
+            rotation = None if self.rotation is None else self._rotation(grid).to(self.device)
+            self._elsewhere = {grid: (positions, rotation)}
+        return self._elsewhere[grid]
+
+    def _rotation(self, grid: tuple[int, int]) -> Tensor:
+        return rope_table(
+            self.head_dim,
+            grid,
+            self.grid,
+            self.num_registers,
+            self.ROPE_THETA,
+            self.REGISTER_ROPE_THETA,
+        )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """As torch does; but a cast model keeps its rotation exact, in float32."""
+        super()._apply(fn, recurse)
+        self._elsewhere = {}
+        if self.rotation is not None and self.rotation.dtype != torch.float32:
+            self.rotation = self._rotation(self.grid).to(self.rotation.device)
+        return self
+
+    def _initialize(self) -> None:
+        """SiT's initialisation: Xavier, small normal embeddings, adaLN and output zero."""
+        network: Any = self  # torch leaves the types of submodules open
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        patch_weight = network.x_embedder.proj.weight
+        nn.init.xavier_uniform_(patch_weight.view(len(patch_weight), -1))
+        nn.init.zeros_(network.x_embedder.proj.bias)
+        small = [network.y_embedder.embedding_table.weight]
+        small += [network.t_embedder.mlp[0].weight, network.t_embedder.mlp[2].weight]
+        if self.num_registers:
+            small.append(network.reg_token)
+        if self.positions_kind == "learned":
+            small.append(network.pos_embed)
+        for weight in small:
+            nn.init.normal_(weight, std=0.02)
+        zeros = [block.adaLN_modulation[-1] for block in network.blocks]
+        zeros += [network.final_layer.adaLN_modulation[-1], network.final_layer.linear]
+        for layer in zeros:
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+
+def check_arguments(
+    hidden_size: int, num_heads: int, rope: bool, num_registers: int, norm: str, mlp: str
+) -> None:
+    """ValueError naming the argument of a transformer that does not fit, and what does."""
+    if hidden_size % num_heads or hidden_size % 4:
+        raise ValueError(f"hidden_size {hidden_size} must be a multiple of num_heads {num_heads} and of 4")
+    if rope and (hidden_size // num_heads) % 4:
+        raise ValueError(
+            f"2-D RoPE needs a head dimension that is a multiple of 4, got {hidden_size} / {num_heads}"
+        )
+    for name, value, known in (("norm", norm, tuple(NORMS)), ("mlp", mlp, MLPS)):
+        if value not in known:
+            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    if num_registers < 0 or math.isqrt(num_registers) ** 2 != num_registers:
+        raise ValueError(f"num_registers must be a square (0, 1, 4, 9, ...), got {num_registers}")
