@@ -10,15 +10,17 @@ if TYPE_CHECKING:
     from .models.presets import build_model as build_model
     from .models.sit import SiT as SiT
     from .models.vit5 import ViT5 as ViT5
+    from .train.checkpoint import load_checkpoint as load_checkpoint
 
 __version__ = "0.1.0"
-__all__ = ["DiT", "SiT", "ViT5", "__version__", "build_model"]
+__all__ = ["DiT", "SiT", "ViT5", "__version__", "build_model", "load_checkpoint"]
 
 _HOME = {
     "DiT": "sitvit.models.dit",
     "SiT": "sitvit.models.sit",
     "ViT5": "sitvit.models.vit5",
     "build_model": "sitvit.models.presets",
+    "load_checkpoint": "sitvit.train.checkpoint",
 }
 
 

@@ -173,6 +173,40 @@ def report(arguments: list[str]) -> None:
         runtime.say(f"look at {path}")
 
 
+def import_checkpoint(arguments: list[str]) -> None:
+    """Turn weights from elsewhere into a model folder, or ours into an official file."""
+    parser = _parser(
+        "Read a run, a checkpoint, a model folder, an official SiT, DiT, ViT-5 or ViT file, or diffusers' "
+        "DiT folder, and write it as a model folder, or with --official as a file of the official layout."
+    )
+    parser.add_argument("source", help="what to read")
+    parser.add_argument("out", type=Path, help="folder to write, or a .pt, .pth or .safetensors file")
+    parser.add_argument(
+        "--weights", default="ema", choices=["ema", "model"], help="which, where both are there (ema)"
+    )
+    parser.add_argument("--family", choices=["SiT", "DiT"], help="where the file's name does not tell")
+    parser.add_argument("--num-heads", type=int, help="for a width that is not a published one")
+    parser.add_argument(
+        "--input-size", type=int, nargs=2, metavar=("H", "W"), help="of a grid that is not square"
+    )
+    parser.add_argument("--official", action="store_true", help="write one file under the official key names")
+    options = parser.parse_args(arguments)
+    if options.out.exists():
+        raise ValueError(f"{options.out} is there already; choose another name, or delete it")
+    from .models.convert import save_official
+    from .train.checkpoint import load_checkpoint
+
+    size = None if options.input_size is None else tuple(options.input_size)
+    model = load_checkpoint(options.source, options.weights, options.family, options.num_heads, size)
+    with runtime.write_aside(options.out) as temporary:
+        if options.official:
+            save_official(model, temporary, options.out.suffix)
+        else:
+            model.save_pretrained(temporary)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    runtime.say(f"{options.out}: {type(model).__name__}, {count:,} parameters")
+
+
 def fetch_data(arguments: list[str]) -> None:
     """Fetch a public data set."""
     parser = _parser("Fetch a data set and check its hashes.")

@@ -22,6 +22,7 @@ from torch import Tensor
 from .. import runtime
 from ..data.autoencoder import AutoencoderIdentity
 from ..data.demo import sha256_of_file
+from ..models.convert import load_model
 from ..models.sit import SiT
 
 FORMAT = 1
@@ -193,6 +194,32 @@ def find_checkpoint(where: str | None) -> Checkpoint:
     if path.is_dir() and not (path / RECORD).is_file():
         raise ValueError(f"{path} is neither a run nor a checkpoint: it has no checkpoints/ or {RECORD}")
     return open_checkpoint(path)
+
+
+def load_checkpoint(
+    path: str | Path,
+    weights: str = "ema",
+    family: str | None = None,
+    num_heads: int | None = None,
+    input_size: tuple[int, int] | None = None,
+) -> Any:
+    """A network from a run, a checkpoint folder, a model folder, or an official SiT, DiT, ViT-5 or ViT file.
+
+    Says which weights were taken. `weights` is "ema" or "model"; for the other arguments, which only
+    foreign files need, see `sitvit.models.convert.load_model`.
+
+    Raises:
+        ValueError: nothing loadable there, unsafe, damaged, or not fitting, naming file and keys.
+    """
+    where = Path(path)
+    if (where / "checkpoints").is_dir() or (where / RECORD).is_file():
+        checkpoint = find_checkpoint(str(where))
+        name = checkpoint.weights_name(weights)
+        runtime.say(f"{checkpoint.folder}: {name}")
+        return checkpoint.load_network(name)
+    model, which = load_model(where, weights, family, num_heads, input_size)
+    runtime.say(f"{where}: {type(model).__name__} with {which}")
+    return model
 
 
 def prune_checkpoints(run: Path, keep: int) -> None:

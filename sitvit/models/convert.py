@@ -1,0 +1,274 @@
+"""Weights from elsewhere: official SiT and DiT files, ViT-5 and ViT files, diffusers' DiT folder.
+
+Nothing that is read can run code: safetensors, or a pickle of plain tensors and containers
+(`weights_only=True`, plus argparse.Namespace, which the official files carry). Loading is strict.
+"""
+
+import argparse
+import json
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from .dit import DiT
+from .infer import (
+    State,
+    classifier_arguments,
+    diffusion_arguments,
+    is_classifier,
+    is_diffusion_transformer,
+)
+from .sit import SiT
+from .transformer import DiffusionTransformer
+from .vit5 import ViT5
+
+RAW_KEYS = ("model", "state_dict", "module")
+EMA_KEYS = ("ema", "model_ema", "state_dict_ema")
+WRAPPERS = ("module.", "_orig_mod.")
+CLASSES: dict[str, Any] = {"SiT": SiT, "DiT": DiT, "ViT5": ViT5}
+OPTIONS = {
+    "final_layer.linear": "learn_sigma",
+    "pos_embed": "input_size or patch_size",
+    "y_embedder": "num_classes",
+    "x_embedder": "in_channels, patch_size or hidden_size",
+    "reg_token": "num_registers",
+}
+"""Which constructor argument a tensor's shape follows from, for messages."""
+
+
+def load_model(
+    path: Path,
+    weights: str = "ema",
+    family: str | None = None,
+    num_heads: int | None = None,
+    input_size: tuple[int, int] | None = None,
+) -> tuple[Any, str]:
+    """The network saved at `path`, in evaluation mode, and which weights these are, in words.
+
+    `path` is a model folder (ours or diffusers' DiT) or a file. `weights` chooses between "ema" and
+    "model" where a file holds both. `family` ("SiT" or "DiT") is needed where neither keys nor the
+    file's name tell; `num_heads` and `input_size` where shapes do not.
+
+    Raises:
+        ValueError: not there, unsafe, damaged, not a known network, or keys and shapes that do not match.
+    """
+    if weights not in ("ema", "model"):
+        raise ValueError(f"weights must be ema or model, got {weights!r}")
+    if path.is_dir():
+        return _load_folder(path), "the weights of the folder"
+    state, which = choose_weights(read_file(path), weights, path)
+    try:
+        model = _new_network(state, path, family, num_heads, input_size)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    load_strictly(model, state, path)
+    return model.eval(), which
+
+
+def read_file(path: Path) -> Any:
+    """The content of a weights file; ValueError naming it where that is unsafe or damaged."""
+    if not path.is_file():
+        raise ValueError(f"there is no file or model folder {path}")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        names = re.findall(r"GLOBAL (\S+)", str(error))
+        held = f"it holds {names[0]}" if names else "its content is no plain pickle of tensors"
+        raise ValueError(
+            f"{path} was not loaded, since that could run code: {held}. Nothing of it was run. Where you "
+            "trust it, open it there and save its tensors alone, best as safetensors"
+        ) from None
+    except Exception as error:  # rubbish makes an unpickler fail in any way
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path} is damaged or not a weights file ({reason})") from None
+
+
+def choose_weights(content: Any, weights: str, path: Path) -> tuple[State, str]:
+    """The state dict in a file's content, prefixes of wrappers removed, and which one it is."""
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not a dict of tensors")
+    held = {
+        kind: next((key for key in keys if isinstance(content.get(key), dict)), None)
+        for kind, keys in (("model", RAW_KEYS), ("ema", EMA_KEYS))
+    }
+    if held["model"] or held["ema"]:
+        key = held[weights]
+        if key is None:
+            there = [name for name in held.values() if name]
+            raise ValueError(f"{path} has no {weights} weights; it has {', '.join(there)}")
+        content, which = content[key], f"{key!r} of {path.name}"
+    else:
+        which = f"the only weights of {path.name}"
+    state = {unwrapped(str(k)): v for k, v in content.items() if isinstance(v, Tensor)}
+    if not state:
+        raise ValueError(f"{path} holds no tensors")
+    return state, which
+
+
+def unwrapped(key: str) -> str:
+    """A key without the prefixes of DDP and torch.compile, in any nesting."""
+    while key.startswith(WRAPPERS):
+        key = key.removeprefix(WRAPPERS[0]).removeprefix(WRAPPERS[1])
+    return key
+
+
+def load_strictly(model: nn.Module, state: State, path: Path) -> None:
+    """Load `state` into `model`; ValueError listing missing, unexpected and misshapen tensors."""
+    own = model.state_dict()
+    problems = [f"{key} is missing" for key in own if key not in state]
+    # ViT-5 files hold constants that our ViT5 checks and drops by itself.
+    constants = ".freqs" if isinstance(model, ViT5) else ()
+    problems += [f"{key} is unexpected" for key in state if key not in own and not key.endswith(constants)]
+    for key in own.keys() & state.keys():
+        if own[key].shape != state[key].shape:
+            option = next((o for start, o in OPTIONS.items() if key.startswith(start)), "the sizes")
+            problems.append(
+                f"{key} is {tuple(state[key].shape)} in the file and {tuple(own[key].shape)} in the model "
+                f"({option})"
+            )
+    if problems:
+        more = f", and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise ValueError(
+            f"{path} does not fit a {type(model).__name__}: {'; '.join(sorted(problems)[:8])}{more}"
+        )
+    model.load_state_dict(state, strict=True)
+
+
+def official_state(model: DiffusionTransformer | ViT5) -> State:
+    """The state dict under the official key names, as the reference implementations load it."""
+    state = {key: tensor.detach().cpu().contiguous() for key, tensor in model.state_dict().items()}
+    if isinstance(model, ViT5) and model.rotation is not None:
+        thetas = {"rope": model.thetas[0]}
+        if model.num_registers:
+            thetas["rope_reg"] = model.thetas[1]
+        size = model.head_dim // 4
+        for name, theta in thetas.items():
+            freqs = (theta ** (-torch.arange(size, dtype=torch.float64) / size)).float()
+            state |= {f"blocks.{i}.attn.{name}.freqs": freqs.clone() for i in range(len(model.blocks))}
+    return state
+
+
+def save_official(model: DiffusionTransformer | ViT5, path: Path, suffix: str) -> None:
+    """Write `official_state` to `path`: safetensors for that suffix, else a torch pickle of tensors."""
+    state = official_state(model)
+    if suffix == ".safetensors":
+        save_file(state, path, metadata={"format": "pt"})
+    else:
+        torch.save(state, path)
+
+
+@torch.no_grad()
+def init_from_classifier(model: DiffusionTransformer, classifier: ViT5) -> tuple[list[str], list[str]]:
+    """Copy a ViT-5 classifier's block weights into `model`'s blocks; (taken, left fresh) by name.
+
+    ValueError where the widths differ. Blocks that one of the two lacks, and all that a classifier has
+    not (adaLN, time, labels, output), stay as they are.
+    """
+    if model.hidden_size != classifier.config["embed_dim"]:
+        raise ValueError(
+            f"the classifier is {classifier.config['embed_dim']} wide, the model {model.hidden_size}; "
+            "they must be equal"
+        )
+    source = classifier.state_dict()
+    taken, left = [], []
+    for name, tensor in model.state_dict().items():
+        given = source.get(name) if name.startswith(("blocks.", "reg_token")) else None
+        if given is not None and given.shape == tensor.shape:
+            tensor.copy_(given)
+            taken.append(name)
+        else:
+            left.append(name)
+    return taken, left
+
+
+def _new_network(
+    state: State,
+    path: Path,
+    family: str | None,
+    num_heads: int | None,
+    input_size: tuple[int, int] | None,
+) -> Any:
+    if is_classifier(state):
+        return ViT5(**classifier_arguments(state, num_heads, input_size))
+    if not is_diffusion_transformer(state):
+        raise ValueError(f"it is no network known here; its first keys are {', '.join(list(state)[:3])}")
+    known = ("SiT", "DiT")
+    family = family or next((name for name in known if path.name.lower().startswith(name.lower())), None)
+    if family not in known:
+        raise ValueError("official SiT and DiT files have the same keys; say which with family SiT or DiT")
+    return CLASSES[family](**diffusion_arguments(state, num_heads, input_size))
+
+
+def _load_folder(folder: Path) -> Any:
+    config_path = folder / "config.json"
+    if not config_path.is_file():
+        raise ValueError(f"{folder} is no model folder: it has no config.json")
+    try:
+        config = json.loads(config_path.read_text("utf-8"))
+    except ValueError:
+        raise ValueError(f"{config_path} is not readable JSON") from None
+    name = config.get("_class_name")
+    if name in ("DiTTransformer2DModel", "Transformer2DModel"):
+        return _diffusers_dit(folder, config)
+    if name not in CLASSES:
+        raise ValueError(f"{config_path} describes {name}; known are {', '.join(CLASSES)}")
+    arguments = {key: value for key, value in config.items() if not key.startswith("_")}
+    model = CLASSES[name](**arguments)
+    load_strictly(model, _folder_tensors(folder), folder)
+    return model.eval()
+
+
+def _folder_tensors(folder: Path) -> State:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{folder} has no safetensors file")
+    state: State = {}
+    for file in files:
+        state |= read_file(file)
+    return state
+
+
+def _diffusers_dit(folder: Path, config: dict[str, Any]) -> DiT:
+    """DiT from diffusers' key names. (diffusers spaces the timestep frequencies by half - 1, DiT by half.)"""
+    theirs = _folder_tensors(folder)
+    state = {
+        key.replace("pos_embed.proj", "x_embedder.proj"): tensor
+        for key, tensor in theirs.items()
+        if key.startswith("pos_embed.proj")
+    }
+    names = {
+        "attn1.to_out.0": "attn.proj",
+        "ff.net.0.proj": "mlp.fc1",
+        "ff.net.2": "mlp.fc2",
+        "norm1.linear": "adaLN_modulation.1",
+    }
+    depth = config["num_layers"]
+    first = "transformer_blocks.0.norm1.emb."
+    try:
+        for kind in ("weight", "bias"):
+            for ours, name in (("adaLN_modulation.1", "proj_out_1"), ("linear", "proj_out_2")):
+                state[f"final_layer.{ours}.{kind}"] = theirs[f"{name}.{kind}"]
+            for number, layer in ((0, "linear_1"), (2, "linear_2")):
+                state[f"t_embedder.mlp.{number}.{kind}"] = theirs[f"{first}timestep_embedder.{layer}.{kind}"]
+            for i in range(depth):
+                at = f"transformer_blocks.{i}."
+                qkv = [theirs[f"{at}attn1.to_{part}.{kind}"] for part in "qkv"]
+                state[f"blocks.{i}.attn.qkv.{kind}"] = torch.cat(qkv)
+                for name, ours in names.items():
+                    state[f"blocks.{i}.{ours}.{kind}"] = theirs[f"{at}{name}.{kind}"]
+        state["y_embedder.embedding_table.weight"] = theirs[f"{first}class_embedder.embedding_table.weight"]
+    except KeyError as error:
+        raise ValueError(f"{folder} lacks the tensor {error.args[0]} of a diffusers DiT") from None
+    heads, size = config["num_attention_heads"], config["sample_size"]
+    arguments = diffusion_arguments(state, heads, (size, size))
+    model = DiT(**{**arguments, "positions": "sincos"})
+    load_strictly(model, {**state, "pos_embed": model.state_dict()["pos_embed"]}, folder)
+    return model.eval()  # type: ignore[no-any-return]

@@ -1,0 +1,151 @@
+"""Which network a state dict belongs to, read off its key names and shapes.
+
+What shapes cannot tell: the number of heads without QK-norm (published widths are known), height and
+width of a grid that is not square, and the norm and RoPE of a mix between vanilla and ViT-5.
+"""
+
+import math
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .positions import sincos_2d
+from .presets import VANILLA, VIT5
+
+State = dict[str, Tensor]
+HEADS = {384: 6, 768: 12, 1024: 16, 1152: 16, 1280: 16}
+"""Heads of the published widths."""
+
+
+def is_diffusion_transformer(state: State) -> bool:
+    """Whether the keys are those of SiT and DiT."""
+    return "x_embedder.proj.weight" in state
+
+
+def is_classifier(state: State) -> bool:
+    """Whether the keys are those of ViT-5 and ViT."""
+    return "patch_embed.proj.weight" in state and "cls_token" in state
+
+
+def diffusion_arguments(
+    state: State, num_heads: int | None, input_size: tuple[int, int] | None
+) -> dict[str, Any]:
+    """Constructor arguments of the `DiffusionTransformer` that has these weights.
+
+    Raises:
+        ValueError: something that shapes cannot tell was not given.
+    """
+    width, channels, patch = state["x_embedder.proj.weight"].shape[:3]
+    backbone = _backbone(state)
+    final_rows = state["final_layer.linear.weight"].shape[0]
+    arguments = {
+        **backbone,
+        **_sizes(state, width, num_heads),
+        "hidden_size": width,
+        "patch_size": patch,
+        "in_channels": channels,
+        # A last row stands for "no class" wherever a model was trained with class dropout.
+        "num_classes": state["y_embedder.embedding_table.weight"].shape[0] - 1,
+        "learn_sigma": final_rows == 2 * patch * patch * channels,
+    }
+    if "reg_token" in state:
+        arguments["num_registers"] = state["reg_token"].shape[1]
+    table = state.get("pos_embed")
+    grid = _grid(0 if table is None else table.shape[1], patch, input_size)
+    arguments["input_size"] = tuple(side * patch for side in grid)
+    if table is None:
+        arguments["positions"] = "none"
+    else:
+        fixed = sincos_2d(width, *grid)
+        close = fixed.shape == table[0].shape and torch.allclose(table[0].float(), fixed, atol=1e-2)
+        arguments["positions"] = "sincos" if close else "learned"
+    return arguments
+
+
+def classifier_arguments(
+    state: State, num_heads: int | None, input_size: tuple[int, int] | None
+) -> dict[str, Any]:
+    """Constructor arguments of the `ViT5` that has these weights; ValueError as above."""
+    width, channels, patch = state["patch_embed.proj.weight"].shape[:3]
+    num_positions = state["pos_embed"].shape[1]
+    class_position = math.isqrt(num_positions) ** 2 != num_positions and input_size is None
+    if input_size is not None:
+        class_position = num_positions != input_size[0] // patch * (input_size[1] // patch)
+    grid = _grid(num_positions - class_position, patch, input_size)
+    first = "blocks.0."
+    has_qk_norm = f"{first}attn.q_norm.weight" in state
+    return {
+        **_sizes(state, width, num_heads),
+        "embed_dim": width,
+        "patch_size": patch,
+        "in_channels": channels,
+        "img_size": tuple(side * patch for side in grid),
+        "num_classes": state["head.weight"].shape[0] if "head.weight" in state else 0,
+        "num_registers": state["reg_token"].shape[1] if "reg_token" in state else 0,
+        "qkv_bias": f"{first}attn.qkv.bias" in state,
+        "qk_norm": has_qk_norm,
+        "rope": has_qk_norm,
+        "layer_scale_init": 1e-4 if f"{first}gamma_1" in state else None,
+        "norm_layer": "layernorm" if "norm.bias" in state else "rmsnorm",
+        "class_position": class_position,
+    }
+
+
+def _sizes(state: State, width: int, num_heads: int | None) -> dict[str, Any]:
+    blocks = [int(match[1]) for key in state if (match := re.match(r"blocks\.(\d+)\.", key))]
+    if not blocks:
+        raise ValueError("there is no block in it (blocks.0. ...)")
+    fc1, fc2 = state.get("blocks.0.mlp.fc1.weight"), state.get("blocks.0.mlp.fc2.weight")
+    if fc1 is None or fc2 is None:
+        raise ValueError("blocks.0.mlp.fc1.weight or blocks.0.mlp.fc2.weight is missing")
+    sizes: dict[str, Any] = {"depth": max(blocks) + 1}
+    if fc1.shape[0] == fc2.shape[1]:
+        sizes["mlp_ratio"] = fc1.shape[0] / width
+    else:  # SwiGLU at the parameters of ratio r: 3 D h + 2 h = 2 D H + H
+        sizes |= {
+            "mlp": "swiglu",
+            "mlp_ratio": round(fc2.shape[1] * (3 * width + 2) / (2 * width + 1) / width, 2),
+        }
+    q_norm = state.get("blocks.0.attn.q_norm.weight")
+    found = width // len(q_norm) if q_norm is not None else num_heads or HEADS.get(width)
+    if found is None:
+        raise ValueError(f"the number of heads at width {width} cannot be read off; give num_heads")
+    return sizes | {"num_heads": found}
+
+
+def _grid(num_patches: int, patch: int, input_size: tuple[int, int] | None) -> tuple[int, int]:
+    side = math.isqrt(num_patches)
+    if input_size is not None:
+        grid = input_size[0] // patch, input_size[1] // patch
+    elif num_patches and side * side == num_patches:
+        grid = side, side
+    else:
+        raise ValueError(f"{num_patches} positions are no square grid; give input_size (height, width)")
+    if num_patches and grid[0] * grid[1] != num_patches:
+        raise ValueError(
+            f"the position table has {num_patches} rows, but input_size {input_size} at patch {patch} "
+            f"has {grid[0] * grid[1]}"
+        )
+    return grid
+
+
+def _backbone(state: State) -> dict[str, Any]:
+    """The vanilla or the ViT-5 switches; ValueError for a mix, whose norm and RoPE leave no trace."""
+    first = "blocks.0."
+    signs = {
+        "QK-norm": f"{first}attn.q_norm.weight" in state,
+        "LayerScale": f"{first}gamma_1" in state,
+        "no qkv bias": f"{first}attn.qkv.bias" not in state,
+    }
+    if not any(signs.values()) and f"{first}norm1.weight" not in state:
+        return dict(VANILLA)
+    if all(signs.values()):
+        affine = f"{first}norm1.weight" in state
+        return {**VIT5, "num_registers": 0, "norm_affine": affine}
+    found = ", ".join(sign for sign, there in signs.items() if there) or "a norm with weights"
+    raise ValueError(
+        f"it is a mix of vanilla and ViT-5 ({found}), whose norm and RoPE weights cannot tell; load the "
+        "folder that has its config.json"
+    )

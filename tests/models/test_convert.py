@@ -1,0 +1,276 @@
+"""Weights from elsewhere load safely and strictly, or are refused with the reason."""
+
+import argparse
+import os
+import pickle
+import re
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import save_file
+
+import sitvit
+from sitvit import load_checkpoint
+from sitvit.models.convert import (
+    init_from_classifier,
+    load_strictly,
+    official_state,
+    save_official,
+    unwrapped,
+)
+
+from ..conftest import run_script
+from .golden import Golden, assert_equal
+from .test_sit import randomized
+from .test_vit5 import randomized as random_classifier
+
+SIT = Golden("sit_model_0")  # learn_sigma, 4 heads at width 48
+DIT = Golden("dit_model_0")
+VIT5 = Golden("vit5_model_0")
+
+
+def forward(golden, model):
+    return model(golden["in/x"], golden["in/t"], golden["in/y"])
+
+
+def save(tmp_path, content, name="SiT.pt"):
+    torch.save(content, tmp_path / name)
+    return tmp_path / name
+
+
+def load(path, **options):
+    return load_checkpoint(path, **{"num_heads": 4, **options})
+
+
+@pytest.mark.parametrize("golden", [SIT, DIT], ids=["SiT", "DiT"])
+def test_an_official_file_gives_the_official_outputs_with_nothing_asked_again(tmp_path, golden):
+    """learn_sigma, patch, grid and class count are read off the file."""
+    family = "DiT" if golden is DIT else "SiT"
+    path = save(tmp_path, golden.under("state/"), f"{family}-XL-2-256x256.pt")
+    model = load(path)
+    assert type(model) is getattr(sitvit, family)
+    assert not model.training
+    assert_equal(forward(golden, model), golden["out/forward"])
+
+
+def test_a_vit5_file_gives_the_released_logits(tmp_path):
+    path = save(tmp_path, {"model": VIT5.under("state/")}, "vit5.pth")
+    assert_equal(load_checkpoint(path, weights="model")(VIT5["in/x"]), VIT5["out/logits"])
+
+
+@pytest.mark.parametrize("family", [None, "SiT", "DiT"])
+def test_official_keys_do_not_tell_sit_from_dit_so_it_is_asked(tmp_path, family):
+    path = save(tmp_path, SIT.under("state/"), "weights.pt")
+    if family is None:
+        with pytest.raises(ValueError, match="say which with family SiT or DiT"):
+            load(path)
+    else:
+        assert type(load(path, family=family)).__name__ == family
+
+
+def test_ema_and_raw_weights_are_chosen_and_said(tmp_path, capsys):
+    raw = SIT.under("state/")
+    ema = {key: 0.5 * value for key, value in raw.items()}
+    ema["pos_embed"] = raw["pos_embed"]
+    both = {"model": raw, "ema": ema, "opt": {"lr": 1}, "args": argparse.Namespace(model="SiT-XL/2")}
+    path = save(tmp_path, both)
+    assert torch.equal(load(path).state_dict()["x_embedder.proj.bias"], ema["x_embedder.proj.bias"])
+    assert "'ema' of SiT.pt" in capsys.readouterr().out
+    other = load(path, weights="model").state_dict()["x_embedder.proj.bias"]
+    assert torch.equal(other, raw["x_embedder.proj.bias"])
+    with pytest.raises(ValueError, match="has no ema weights; it has model"):
+        load(save(tmp_path, {"model": raw}))
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_prefixes_of_wrappers_change_nothing(tmp_path, prefix, suffix):
+    state = {prefix + key: value for key, value in SIT.under("state/").items()}
+    path = tmp_path / f"SiT{suffix}"
+    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+    assert_equal(forward(SIT, load(path)), SIT["out/forward"])
+    assert unwrapped(prefix + "a.module.b") == "a.module.b"
+
+
+def without(key):
+    return {k: v for k, v in SIT.under("state/").items() if k != key}
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (without("blocks.1.mlp.fc1.weight"), "blocks.1.mlp.fc1.weight is missing"),
+        ({**SIT.under("state/"), "extra.weight": torch.zeros(1)}, "extra.weight is unexpected"),
+        (
+            {**SIT.under("state/"), "blocks.1.mlp.fc1.bias": torch.zeros(7)},
+            r"blocks.1.mlp.fc1.bias is \(7,\) in the file and \(192,\) in the model",
+        ),
+        ({}, "holds no tensors"),
+        ({"a": torch.zeros(1)}, "no network known here; its first keys are a"),
+        ([1, 2], "holds a list"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_file_and_keys(tmp_path, state, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        load(save(tmp_path, state))
+    assert "SiT.pt" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"learn_sigma": False}, "learn_sigma"),
+        ({"input_size": 16}, "input_size"),
+        ({"num_classes": 33}, "num_classes"),
+    ],
+)
+def test_a_mismatch_names_both_shapes_and_the_option_to_change(tmp_path, changed, words):
+    model = sitvit.SiT(**{**SIT.config, **changed})
+    with pytest.raises(ValueError, match=words):
+        load_strictly(model, SIT.under("state/"), tmp_path / "SiT.pt")
+
+
+def test_a_plain_file_is_refused_for_a_vit5_backbone_in_a_plain_sentence(tmp_path):
+    model = randomized(input_size=8)
+    with pytest.raises(ValueError, match=r"does not fit a SiT: .*is missing"):
+        load_strictly(model, SIT.under("state/"), tmp_path / "SiT.pt")
+
+
+class Hostile:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+def test_a_pickle_that_would_run_code_is_refused_and_nothing_runs(tmp_path):
+    marker = tmp_path / "marker"
+    for name, content in (("SiT.pt", {"model": Hostile(marker)}), ("DiT.pt", Hostile(marker))):
+        with pytest.raises(ValueError, match=re.escape(name)) as caught:
+            load(save(tmp_path, content, name))
+        assert "could run code" in str(caught.value)
+    (tmp_path / "plain.pt").write_bytes(pickle.dumps({"a": Hostile(marker)}))
+    with pytest.raises(ValueError, match="plain.pt"):
+        load(tmp_path / "plain.pt")
+    assert not marker.exists()
+
+
+def test_a_file_with_a_configuration_object_says_what_it_holds(tmp_path):
+    content = {"model": SIT.under("state/"), "config": OmegaConf.create([1, 2])}
+    with pytest.raises(ValueError, match=r"it holds omegaconf\S+"):
+        load(save(tmp_path, content))
+
+
+@pytest.mark.parametrize("name", ["SiT.pt", "SiT.safetensors"])
+def test_a_damaged_file_is_named(tmp_path, name):
+    (tmp_path / name).write_bytes(b"rubbish")
+    with pytest.raises(ValueError, match=re.escape(name)):
+        load(tmp_path / name)
+    with pytest.raises(ValueError, match="no file or model folder"):
+        load(tmp_path / "nowhere.pt")
+
+
+def test_heads_that_cannot_be_read_off_are_asked_for(tmp_path):
+    with pytest.raises(ValueError, match="heads at width 48 cannot be read off; give num_heads"):
+        load_checkpoint(save(tmp_path, SIT.under("state/")))
+
+
+def test_a_rectangular_grid_is_asked_for(tmp_path):
+    model = sitvit.SiT(**{**SIT.config, "input_size": (4, 8)})
+    path = save(tmp_path, model.state_dict())
+    with pytest.raises(ValueError, match="8 positions are no square grid; give input_size"):
+        load(path)
+    again = load(path, input_size=(4, 8))
+    assert (again.height, again.width) == (4, 8)
+
+
+def test_a_mix_of_backbones_is_not_guessed(tmp_path):
+    path = save(tmp_path, randomized(layer_scale_init=None, input_size=8).state_dict())
+    with pytest.raises(ValueError, match=r"mix of vanilla and ViT-5 \(QK-norm, no qkv bias\)"):
+        load(path)
+
+
+@pytest.mark.parametrize("mlp", ["gelu_tanh", "swiglu"])
+def test_sit_on_vit5_round_trips_through_a_bare_file(tmp_path, mlp):
+    model = randomized(input_size=8, mlp=mlp).eval()
+    again = load_checkpoint(save(tmp_path, model.state_dict()))
+    x, t, labels = torch.randn(2, 4, 8, 8), torch.rand(2), torch.tensor([0, 5])
+    assert torch.equal(model(x, t, labels), again(x, t, labels))
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_export_to_the_official_layout_round_trips_bit_for_bit(tmp_path, suffix):
+    for golden, name in ((SIT, "SiT"), (DIT, "DiT"), (VIT5, "ViT5")):
+        model = getattr(sitvit, name)(**golden.config)
+        model.load_state_dict(golden.under("state/"))
+        save_official(model, tmp_path / f"{name}{suffix}", suffix)
+        again = load(tmp_path / f"{name}{suffix}")
+        found = official_state(again)
+        assert found.keys() == golden.under("state/").keys()
+        for key, expected in golden.under("state/").items():
+            assert torch.equal(found[key], expected) or "freqs" in key
+            assert (found[key] - expected).abs().max() < 1e-6
+
+
+def test_a_diffusers_dit_folder_gives_our_dit(tmp_path):
+    from diffusers import DiTTransformer2DModel
+
+    theirs = DiTTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=8, num_layers=2,
+        sample_size=8, patch_size=2, num_embeds_ada_norm=10, norm_eps=1e-6,
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        # There one embedder a block; DiT has one for all, so equal ones are what a DiT can be.
+        shared = theirs.transformer_blocks[0].norm1.emb.state_dict()
+        for block in theirs.transformer_blocks:
+            block.norm1.emb.load_state_dict(shared)
+    theirs.save_pretrained(tmp_path / "dit")
+    ours = load_checkpoint(tmp_path / "dit")
+    assert isinstance(ours, sitvit.DiT)
+    x, t, labels = torch.randn(3, 4, 8, 8), torch.tensor([0, 0, 0]), torch.tensor([1, 9, 10])
+    assert_equal(ours(x, t, labels), theirs(x, timestep=t, class_labels=labels).sample)
+
+
+def test_a_model_folder_and_a_run_load_alike(tmp_path, trained_run, capsys):
+    network = load_checkpoint(trained_run)
+    assert "ema_0.9" in capsys.readouterr().out
+    network.save_pretrained(tmp_path / "m", max_shard_size="60KB")
+    again = load_checkpoint(tmp_path / "m")
+    x, t, labels = torch.randn(2, 4, 8, 8), torch.rand(2), torch.tensor([0, 10])
+    assert torch.equal(network(x, t, labels), again(x, t, labels))
+    raw = load_checkpoint(trained_run, weights="model")
+    assert not torch.equal(network(x, t, labels), raw(x, t, labels))
+
+
+def test_blocks_start_from_a_classifier_and_the_rest_is_left(tmp_path):
+    classifier = random_classifier(img_size=32)
+    model = randomized(depth=4)
+    taken, left = init_from_classifier(model, classifier)
+    assert set(taken) | set(left) == set(model.state_dict())
+    assert not set(taken) & set(left)
+    for name in taken:
+        assert torch.equal(model.state_dict()[name], classifier.state_dict()[name])
+    assert {"blocks.0.attn.qkv.weight", "blocks.2.gamma_1", "reg_token"} <= set(taken)
+    assert {"blocks.3.attn.qkv.weight", "blocks.0.adaLN_modulation.1.weight", "pos_embed"} <= set(left)
+    with pytest.raises(ValueError, match="the classifier is 32 wide, the model 64"):
+        init_from_classifier(randomized(hidden_size=64), classifier)
+
+
+def test_the_script_imports_and_exports(tmp_path):
+    save(tmp_path, SIT.under("state/"), "official.pt")
+    done = run_script(
+        "import_checkpoint", "official.pt", "folder", "--family", "SiT", "--num-heads", 4, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the only weights of official.pt" in done.stdout
+    done = run_script("import_checkpoint", "folder", "back.pt", "--official", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    back = torch.load(tmp_path / "back.pt", weights_only=True)
+    assert all(torch.equal(back[key], value) for key, value in SIT.under("state/").items())
+    done = run_script("import_checkpoint", "folder", "back.pt", "--official", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "back.pt is there already" in done.stderr
