@@ -246,6 +246,24 @@ def train_classifier(arguments: list[str]) -> None:
     run_training(config)
 
 
+def bench(arguments: list[str]) -> None:
+    """Measure speed as ratios."""
+    parser = _parser("Measure speed as ratios between arms that take turns in one process.")
+    parser.add_argument("what", choices=["model"], help="networks alone")
+    parser.add_argument("--size", default="S", choices=["S", "B", "L", "XL"], help="S")
+    parser.add_argument("--batch-size", type=int, default=2, help="2")
+    parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"], help="fp32, or bf16 autocast")
+    parser.add_argument("--rounds", type=int, default=11, help="11")
+    parser.add_argument("--compile", action="store_true", help="compile our networks by block")
+    options = parser.parse_args(arguments)
+    _positive(options.batch_size, "--batch-size")
+    _positive(options.rounds, "--rounds")
+    from .bench import bench_model
+
+    for line in bench_model(options.size, options.batch_size, options.dtype, options.rounds, options.compile):
+        print(line)
+
+
 def main(verb: Verb) -> None:
     """Run a verb on the command line's arguments, and turn what went wrong into one sentence."""
     signal.signal(signal.SIGTERM, _terminate)

@@ -189,6 +189,26 @@ def init_from_classifier(model: DiffusionTransformer, classifier: ViT5) -> tuple
     return taken, left
 
 
+def new_diffusers_dit(
+    hidden_size: int, depth: int, num_heads: int, input_size: int, patch_size: int, num_classes: int
+) -> nn.Module:
+    """diffusers' DiT of that size with random weights: the yardstick of the benchmarks."""
+    from diffusers import DiTTransformer2DModel
+
+    model: nn.Module = DiTTransformer2DModel(
+        num_attention_heads=num_heads,
+        attention_head_dim=hidden_size // num_heads,
+        in_channels=4,
+        out_channels=8,
+        num_layers=depth,
+        sample_size=input_size,
+        patch_size=patch_size,
+        num_embeds_ada_norm=num_classes,
+        norm_eps=1e-6,
+    )
+    return model.eval()  # its label dropout would draw in training mode
+
+
 def _new_network(
     state: State,
     path: Path,

@@ -93,6 +93,7 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         self.hidden_size, self.head_dim = hidden_size, hidden_size // num_heads
         self.num_registers = num_registers
         self.gradient_checkpointing = False
+        self._compiled = False
 
         self.x_embedder = PatchEmbed(patch_size, in_channels, hidden_size)
         self.t_embedder = TimestepEmbedder(hidden_size)
@@ -153,6 +154,9 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
             registers = self.reg_token.to(x.dtype).expand(len(x), -1, -1)
             x = torch.cat([x, registers], dim=1)  # (B, N + R, D)
         c = self.t_embedder(t) + self.y_embedder(labels)  # (B, D)
+        if self._compiled:  # else the first smaller batch would compile everything again
+            for tensor in (x, c):
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
         for block in self.blocks:
             if self.gradient_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, rotation, c, use_reentrant=False)
@@ -161,6 +165,12 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         x = self.final_layer(x[:, :num_patches], c)  # (B, N, p*p*out)
         p = self.patch_size
         return rearrange(x, "b (h w) (p q c) -> b c (h p) (w q)", h=grid[0], w=grid[1], p=p, q=p)
+
+    def compile_blocks(self) -> None:
+        """Compile the block's code once for all blocks and batch sizes (torch.compile, in place)."""
+        self._compiled = True
+        for block in self.blocks:
+            block.compile()
 
     def tables(self, grid: tuple[int, int]) -> tuple[Tensor | None, Tensor | None]:
         """Absolute positions (1, N, D) and rotation (2, N + R, head_dim) of a grid, None where absent."""

@@ -1,0 +1,155 @@
+"""Speed as ratios within one run: arms take turns in one process, so that the machine's mood hits all.
+
+    python scripts/bench.py model --size S --batch-size 2 --dtype bf16 --compile
+
+Arms of `model`: diffusers' DiT of the same size (the yardstick), our DiT, our SiT on ViT-5. A round runs
+each arm once; the ratio is that of the medians over rounds, its spread the quartiles of the per-round
+ratios.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .models.presets import SIZES, build_model
+
+LATENT = 32
+CLASSES = 1000
+
+
+def bench_model(size: str, batch_size: int, dtype: str, rounds: int, compile_blocks: bool) -> list[str]:
+    """Lines of a table: time of forward and of forward + backward, and bytes kept for backward."""
+    inputs = _inputs(batch_size)
+    arms: dict[str, Any] = {
+        "diffusers DiT": _diffusers_dit(size),
+        "DiT": build_model(f"DiT-{size}/2"),
+        "SiT-ViT5": build_model(f"SiT-ViT5-{size}/2", learn_sigma=True),
+    }
+    for name, model in arms.items():
+        _open_gates(model)
+        if compile_blocks and name != "diffusers DiT":
+            model.compile_blocks()
+    lines = [
+        f"size {size}/2, batch {batch_size}, {LATENT} x {LATENT} latents, {dtype}, "
+        f"{'compiled by block' if compile_blocks else 'eager'}, {torch.get_num_threads()} threads, "
+        f"{rounds} rounds, torch {torch.__version__}"
+    ]
+    for what, backward in (("forward", False), ("forward + backward", True)):
+        calls: dict[str, Callable[[], object]] = {
+            name: _call(name, model, inputs, dtype, backward) for name, model in arms.items()
+        }
+        times = interleave(calls, rounds)
+        lines.append(f"{what}:")
+        for base, name in (("diffusers DiT", "DiT"), ("DiT", "SiT-ViT5"), ("diffusers DiT", "SiT-ViT5")):
+            lines.append(f"  {name} / {base}: {ratio(times[name], times[base])}")
+        medians = ", ".join(f"{name} {1e3 * statistics.median(t):.1f} ms" for name, t in times.items())
+        lines.append(f"  medians: {medians}")
+    kept = {
+        name: saved_bytes(_call(name, model, inputs, dtype, False, grad=True), model)
+        for name, model in arms.items()
+    }
+    lines.append("kept for backward: " + ", ".join(f"{n} {b / 2**20:.1f} MiB" for n, b in kept.items()))
+    lines.append(f"  SiT-ViT5 / DiT: {kept['SiT-ViT5'] / kept['DiT']:.3f}")
+    return lines
+
+
+def interleave(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each call in each round; two rounds before are not counted."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 2):
+        for name, call in calls.items():
+            _synchronize()
+            start = time.perf_counter()
+            call()
+            _synchronize()
+            if number >= 2:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def ratio(arm: list[float], base: list[float]) -> str:
+    """Ratio of the medians, and the quartiles of the ratios round by round."""
+    each = sorted(a / b for a, b in zip(arm, base, strict=True))
+    low, high = each[len(each) // 4], each[(3 * len(each)) // 4]
+    return f"{statistics.median(arm) / statistics.median(base):.3f} (quartiles {low:.3f} to {high:.3f})"
+
+
+def saved_bytes(call: Callable[[], object], model: nn.Module) -> int:
+    """Bytes that autograd keeps between forward and backward, each storage once, parameters apart."""
+    own = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
+    kept: dict[int, int] = {}
+    held: list[Any] = []  # a freed storage's address could come back
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        held.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        held.append(call())
+    return sum(kept.values())
+
+
+def _inputs(batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(batch_size, 4, LATENT, LATENT, generator=generator)
+    t = torch.rand(batch_size, generator=generator)
+    labels = torch.randint(CLASSES, (batch_size,), generator=generator)
+    return x.to(device), t.to(device), labels.to(device)
+
+
+def _call(
+    name: str,
+    model: Any,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    dtype: str,
+    backward: bool,
+    grad: bool = False,
+) -> Callable[[], Tensor]:
+    x, t, labels = inputs
+    model.to(x.device)
+
+    def call() -> Tensor:
+        with (
+            torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=dtype == "bf16"),
+            torch.set_grad_enabled(backward or grad),
+        ):
+            if name == "diffusers DiT":
+                out = model(x, timestep=t, class_labels=labels).sample
+            else:
+                out = model(x, t, labels)
+        if backward:
+            model.zero_grad(set_to_none=True)
+            out.float().square().mean().backward()
+        return out
+
+    return call
+
+
+def _diffusers_dit(size: str) -> nn.Module:
+    from .models.convert import new_diffusers_dit
+
+    return new_diffusers_dit(**SIZES[size], input_size=LATENT, patch_size=2, num_classes=CLASSES)
+
+
+def _open_gates(model: nn.Module) -> None:
+    """Give zero-initialised layers values: kernels on zeros and denormals are timed otherwise."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
