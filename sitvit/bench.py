@@ -3,8 +3,7 @@
     python scripts/bench.py model --size S --batch-size 2 --dtype bf16 --compile
 
 Arms of `model`: diffusers' DiT of the same size (the yardstick), our DiT, our SiT on ViT-5. A round runs
-each arm once; the ratio is that of the medians over rounds, its spread the quartiles of the per-round
-ratios.
+each arm once; the figure is the median of the rounds' ratios, its spread their quartiles.
 """
 
 from __future__ import annotations
@@ -74,10 +73,10 @@ def interleave(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str,
 
 
 def ratio(arm: list[float], base: list[float]) -> str:
-    """Ratio of the medians, and the quartiles of the ratios round by round."""
+    """Median and quartiles of the ratios round by round."""
     each = sorted(a / b for a, b in zip(arm, base, strict=True))
     low, high = each[len(each) // 4], each[(3 * len(each)) // 4]
-    return f"{statistics.median(arm) / statistics.median(base):.3f} (quartiles {low:.3f} to {high:.3f})"
+    return f"{statistics.median(each):.3f} (quartiles {low:.3f} to {high:.3f})"
 
 
 def saved_bytes(call: Callable[[], object], model: nn.Module) -> int:

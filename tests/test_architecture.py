@@ -125,7 +125,8 @@ import sys
 from pathlib import Path
 from sitvit import cli
 from sitvit.config import Config, load_config
-for verb in (cli.train_sit, cli.sample, cli.evaluate, cli.encode_latents, cli.report, cli.fetch_data):
+verbs = [cli.train_sit, cli.sample, cli.evaluate, cli.encode_latents, cli.report, cli.fetch_data]
+for verb in [*verbs, cli.geometry]:
     try:
         verb(["--help"])
     except SystemExit:

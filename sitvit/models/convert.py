@@ -195,7 +195,7 @@ def new_diffusers_dit(
     """diffusers' DiT of that size with random weights: the yardstick of the benchmarks."""
     from diffusers import DiTTransformer2DModel
 
-    model: nn.Module = DiTTransformer2DModel(
+    model: Any = DiTTransformer2DModel(
         num_attention_heads=num_heads,
         attention_head_dim=hidden_size // num_heads,
         in_channels=4,

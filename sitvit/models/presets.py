@@ -87,7 +87,7 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
 
 def preset(name: str) -> dict[str, Any]:
     """Constructor arguments of the diffusion transformer `name`; ValueError naming the nearest name."""
-    return dict(_look_up(PRESETS, name))
+    return dict(look_up(PRESETS, name))
 
 
 def build_model(name: str, **overrides: Any) -> SiT | DiT | ViT5:
@@ -99,7 +99,7 @@ def build_model(name: str, **overrides: Any) -> SiT | DiT | ViT5:
         ValueError: an unknown name, or sizes that do not fit together.
         TypeError: an argument that the network does not have.
     """
-    arguments = {**_look_up(PRESETS | CLASSIFIERS, name), **overrides}
+    arguments = {**look_up(PRESETS | CLASSIFIERS, name), **overrides}
     if name in CLASSIFIERS:
         from .vit5 import ViT5
 
@@ -113,7 +113,8 @@ def build_model(name: str, **overrides: Any) -> SiT | DiT | ViT5:
     return SiT(**arguments)
 
 
-def _look_up(presets: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+def look_up(presets: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    """`presets[name]`; ValueError naming the nearest known names."""
     if name not in presets:
         near = difflib.get_close_matches(name, presets, n=3, cutoff=0.3) or list(presets)[:3]
         raise ValueError(f"no model is called {name!r}; did you mean {' or '.join(near)}?")
