@@ -59,6 +59,26 @@ def test_rotation_keeps_lengths_and_shows_only_differences_of_position():
     assert (score((0, 0), (2, 5)) - score((0, 0), (5, 2))).abs() > 1e-3
 
 
+def test_rotation_keeps_the_length_of_every_pair():
+    x = torch.randn(2, 6, 3, 16, dtype=torch.float64)
+    table = rotation_table(rotation_angles(16, *grid_coordinates(2, 3), 100.0))
+    turned = rotate(x, table.double())
+    pairs = [values.unflatten(-1, (-1, 2)).norm(dim=-1) for values in (x, turned)]
+    torch.testing.assert_close(*pairs, atol=1e-6, rtol=1e-6)  # the table is float32
+
+
+def test_rotation_is_multiplication_by_complex_numbers():
+    x = torch.randn(1, 6, 2, 16, dtype=torch.float64)
+    rows, columns = grid_coordinates(2, 3)
+    frequencies = [10000.0 ** (-k / 4) for k in range(4)]
+    for n in range(6):
+        turn = [rows[n] * f for f in frequencies] + [columns[n] * f for f in frequencies]
+        pairs = torch.view_as_complex(x[0, n].unflatten(-1, (8, 2)).contiguous())
+        expected = torch.view_as_real(pairs * torch.exp(1j * torch.stack(turn))).flatten(-2)
+        table = rotation_table(rotation_angles(16, rows, columns, 10000.0)).double()
+        torch.testing.assert_close(rotate(x, table)[0, n], expected, atol=1e-6, rtol=1e-5)
+
+
 def test_rms_norm_computes_in_float32_under_bfloat16():
     x = torch.randn(4, 64, dtype=torch.bfloat16) * 100
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-6).sqrt()

@@ -1,0 +1,77 @@
+"""What stays in float32 under bf16 autocast, and how far the rest may move."""
+
+import pytest
+import torch
+
+from sitvit.models.layers import FinalLayer, LayerNorm, RMSNorm
+
+from .test_sit import randomized
+
+BF16 = 2.0**-8  # half a unit in the last place of bfloat16, relative
+
+
+def inputs():
+    return torch.randn(4, 4, 4, 8), torch.rand(4), torch.tensor([0, 1, 2, 5])
+
+
+@pytest.mark.parametrize("switches", [{}, {"norm": "layernorm", "rope": False, "qk_norm": False}])
+def test_bf16_autocast_moves_the_output_by_a_few_roundings(switches):
+    """Two blocks of about ten rounded products each; measured 0.3 to 1.2 % of the output's spread."""
+    model, arguments = randomized(**switches), inputs()
+    exact = model(*arguments)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = model(*arguments)
+    assert rounded.dtype == torch.float32
+    error = (rounded - exact).square().mean().sqrt() / exact.std()
+    assert 0 < error < 5 * BF16
+
+
+@pytest.mark.parametrize("norm", [RMSNorm, LayerNorm])
+def test_a_norm_of_bf16_values_is_computed_in_float32_and_rounded_once(norm):
+    x = 100 * torch.randn(8, 64, dtype=torch.bfloat16)
+    module = norm(64)
+    assert torch.equal(module(x), module(x.float()).to(torch.bfloat16))
+
+
+def test_the_final_layer_ignores_autocast():
+    layer = FinalLayer(32, 2, 4, "rmsnorm", affine=False)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    x, c = torch.randn(2, 5, 32), torch.randn(2, 32)
+    exact = layer(x, c)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(layer(x, c), exact)
+
+
+def test_the_residual_stream_is_bf16_under_autocast_whatever_the_tables_are():
+    """A float32 position table or gate would promote it, and double the memory."""
+    seen = []
+    model = randomized()
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(*inputs())
+    assert set(seen) == {torch.bfloat16}
+
+
+def test_a_model_cast_to_bf16_runs_in_bf16():
+    model = randomized().to(torch.bfloat16)
+    x, t, labels = inputs()
+    assert model(x.to(torch.bfloat16), t, labels).dtype == torch.bfloat16
+
+
+@pytest.mark.slow
+def test_one_compilation_serves_all_blocks_and_every_batch_size():
+    """Batch 1 may compile once more: torch specialises sizes of 0 and 1."""
+    from torch._dynamo.utils import counters
+
+    model, (x, t, labels) = randomized(depth=3).eval(), inputs()
+    with torch.no_grad():
+        expected = model(x, t, labels)
+        counters.clear()
+        model.compile_blocks()
+        for size in (4, 3, 4, 2):
+            out = model(x[:size], t[:size], labels[:size])
+            torch.testing.assert_close(out, expected[:size], atol=1e-5, rtol=1e-4)
+    assert counters["stats"]["unique_graphs"] == 1
