@@ -324,7 +324,7 @@ def main(verb: Verb) -> None:
     try:
         verb(sys.argv[1:])
     except KeyboardInterrupt as stop:
-        _fail(str(stop) or "interrupted", 130)
+        _fail(str(stop) or "interrupted; the same command continues", 130)
     except Exception as error:  # the outermost frame: what has no sentence is raised again
         sentence = explain(error)
         if sentence is None or os.environ.get("SITVIT_TRACEBACK"):
@@ -350,7 +350,7 @@ def _fail(sentence: str, status: int) -> NoReturn:
 
 
 def _terminate(*_: object) -> None:
-    raise KeyboardInterrupt("terminated")
+    raise KeyboardInterrupt("terminated; the same command continues")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -24,6 +24,9 @@ def write_aside(target: Path) -> Iterator[Path]:
 
     Where the block raises, the temporary is removed and an earlier `target` is untouched. The bytes
     are on the disk before the rename, so a power cut leaves the old or the new and never a half.
+
+    Raises:
+        OSError: the disk is full or cannot be written, naming `target`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
@@ -35,6 +38,12 @@ def write_aside(target: Path) -> Iterator[Path]:
             _flush(path)
         os.replace(temporary, target)
         _flush(target.parent)
+    except Exception as error:
+        # What the disk said, with the file that it was about; other errors have their own sentence.
+        from_disk = isinstance(error, OSError) and error.errno is not None
+        if from_disk or type(error).__name__ == "SafetensorError":
+            raise OSError(f"cannot write {target}: {error}") from error
+        raise
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)

@@ -62,7 +62,10 @@ def evaluate(
     start = time.monotonic()
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    device = runtime.processes().device
+    state = runtime.processes()
+    if state.num_processes > 1:
+        raise ValueError(f"evaluation runs as one process, not {state.num_processes}; start it with python")
+    device = state.device
     images, about, image_size, trained_on = open_set(samples, device)
     reference_name = reference or trained_on
     if reference_name is None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sitvit import runtime
 from sitvit.data.stream import TrainingStream
 from sitvit.models.presets import preset
 from sitvit.models.sit import SiT
@@ -311,13 +310,3 @@ def test_two_networks_of_one_seed_begin_alike_and_another_seed_does_not(tiny_con
     )
     assert torch.equal(a.x_embedder.proj.weight, b.x_embedder.proj.weight)
     assert not torch.equal(a.x_embedder.proj.weight, c.x_embedder.proj.weight)
-
-
-def test_files_are_written_whole_or_not_at_all(tmp_path):
-    target = tmp_path / "x.json"
-    runtime.write_json(target, {"a": 1})
-    with pytest.raises(RuntimeError), runtime.write_aside(target) as temporary:
-        temporary.write_text("half")
-        raise RuntimeError
-    assert runtime.read_json(target) == {"a": 1}
-    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
