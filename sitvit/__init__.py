@@ -6,6 +6,7 @@ The public names are imported on first use, so that `import sitvit` stays instan
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .models.convert import init_from as init_from
     from .models.dit import DiT as DiT
     from .models.presets import build_model as build_model
     from .models.sit import SiT as SiT
@@ -13,13 +14,14 @@ if TYPE_CHECKING:
     from .train.checkpoint import load_checkpoint as load_checkpoint
 
 __version__ = "0.1.0"
-__all__ = ["DiT", "SiT", "ViT5", "__version__", "build_model", "load_checkpoint"]
+__all__ = ["DiT", "SiT", "ViT5", "__version__", "build_model", "init_from", "load_checkpoint"]
 
 _HOME = {
     "DiT": "sitvit.models.dit",
     "SiT": "sitvit.models.sit",
     "ViT5": "sitvit.models.vit5",
     "build_model": "sitvit.models.presets",
+    "init_from": "sitvit.models.convert",
     "load_checkpoint": "sitvit.train.checkpoint",
 }
 

@@ -63,6 +63,7 @@ class TrainConfig:
     """How it is trained; steps are optimizer steps. The defaults are SiT's recipe (arXiv 2401.08740)."""
 
     seed: int = 0
+    init_from: str | None = None  # a ViT-5 classifier (folder or file) whose blocks a new run starts from
     num_steps: int = MISSING
     batch_size: int = 256  # over all processes
     lr: float = 1e-4

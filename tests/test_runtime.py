@@ -21,10 +21,10 @@ def test_a_block_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path):
 
 
 def test_a_full_disk_is_told_with_the_file_that_was_wanted(tmp_path):
-    with pytest.raises(OSError, match="cannot write .*x.bin: .*No space left"):
-        with runtime.write_aside(tmp_path / "x.bin") as temporary:
-            temporary.write_bytes(b"")
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    wanted = "cannot write .*x.bin: .*No space left"
+    with pytest.raises(OSError, match=wanted), runtime.write_aside(tmp_path / "x.bin") as temporary:
+        temporary.write_bytes(b"")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert not list(tmp_path.iterdir())
 
 

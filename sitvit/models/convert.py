@@ -166,7 +166,7 @@ def save_official(model: DiffusionTransformer | ViT5, path: Path, suffix: str) -
 
 
 @torch.no_grad()
-def init_from_classifier(model: DiffusionTransformer, classifier: ViT5) -> tuple[list[str], list[str]]:
+def init_from(model: DiffusionTransformer, classifier: ViT5) -> tuple[list[str], list[str]]:
     """Copy a ViT-5 classifier's block weights into `model`'s blocks; (taken, left fresh) by name.
 
     ValueError where the widths differ. Blocks that one of the two lacks, and all that a classifier has

@@ -12,7 +12,9 @@ from ..config import Config, dump_config, load_config
 from ..data.latents import LatentCache
 from ..data.stream import TrainingStream
 from ..flow.paths import Linear
+from ..models.convert import init_from, load_model
 from ..models.sit import SiT
+from ..models.vit5 import ViT5
 from .checkpoint import WEIGHTS, Checkpoint, latest_checkpoint, prune_checkpoints, save_checkpoint
 from .ema import Ema
 from .metrics import MetricsLog
@@ -70,6 +72,8 @@ def train(config: Config) -> None:
     positions = range(process_index * local_size, (process_index + 1) * local_size)
 
     # Model, average, optimizer.
+    if settings.init_from is not None and previous is None:
+        start_from_classifier(model, Path(settings.init_from))
     names = trainable_names(model)
     optimizer = make_optimizer(model, settings.lr, (settings.beta_1, settings.beta_2), settings.weight_decay)
     ema_name = f"ema_{settings.ema_decay}"
@@ -204,6 +208,21 @@ def build_network(config: Config, cache: LatentCache) -> SiT:
     with torch.random.fork_rng():
         torch.manual_seed(config.train.seed)
         return SiT(input_size=(height, width), in_channels=channels, **arguments)
+
+
+def start_from_classifier(model: SiT, path: Path) -> None:
+    """Take the blocks of the ViT-5 classifier at `path`, and say what was and was not taken."""
+    classifier, which = load_model(path)
+    if not isinstance(classifier, ViT5):
+        raise ValueError(f"train.init_from takes a ViT-5 classifier; {path} is a {type(classifier).__name__}")
+    taken, left = init_from(model, classifier)
+    blocks = {name.split(".")[1] for name in taken if name.startswith("blocks.")}
+    fresh = sorted({name.split(".")[0] for name in left if not name.startswith("blocks.")})
+    in_blocks = sorted({name.split(".", 2)[2] for name in left if name.startswith("blocks.")})
+    runtime.say(
+        f"from {which}: {len(taken)} tensors in {len(blocks)} of {len(model.blocks)} blocks; left as they "
+        f"were: {', '.join(fresh)}, and in blocks {', '.join(in_blocks) or 'nothing'}"
+    )
 
 
 def check_continuation(config: Config, cache: LatentCache, previous: Checkpoint) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 import sitvit
 from sitvit import load_checkpoint
 from sitvit.models.convert import (
-    init_from_classifier,
+    init_from,
     load_strictly,
     official_state,
     save_official,
@@ -249,7 +249,7 @@ def test_a_model_folder_and_a_run_load_alike(tmp_path, trained_run, capsys):
 def test_blocks_start_from_a_classifier_and_the_rest_is_left(tmp_path):
     classifier = random_classifier(img_size=32)
     model = randomized(depth=4)
-    taken, left = init_from_classifier(model, classifier)
+    taken, left = init_from(model, classifier)
     assert set(taken) | set(left) == set(model.state_dict())
     assert not set(taken) & set(left)
     for name in taken:
@@ -257,7 +257,7 @@ def test_blocks_start_from_a_classifier_and_the_rest_is_left(tmp_path):
     assert {"blocks.0.attn.qkv.weight", "blocks.2.gamma_1", "reg_token"} <= set(taken)
     assert {"blocks.3.attn.qkv.weight", "blocks.0.adaLN_modulation.1.weight", "pos_embed"} <= set(left)
     with pytest.raises(ValueError, match="the classifier is 32 wide, the model 64"):
-        init_from_classifier(randomized(hidden_size=64), classifier)
+        init_from(randomized(hidden_size=64), classifier)
 
 
 def test_the_script_imports_and_exports(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from sitvit.data.stream import TrainingStream
 from sitvit.models.presets import preset
 from sitvit.models.sit import SiT
+from sitvit.models.vit5 import ViT5
 from sitvit.train import loop, step
 from sitvit.train.checkpoint import find_checkpoint, latest_checkpoint, open_checkpoint
 from sitvit.train.ema import Ema
@@ -310,3 +312,22 @@ def test_two_networks_of_one_seed_begin_alike_and_another_seed_does_not(tiny_con
     )
     assert torch.equal(a.x_embedder.proj.weight, b.x_embedder.proj.weight)
     assert not torch.equal(a.x_embedder.proj.weight, c.x_embedder.proj.weight)
+
+
+def test_a_new_run_can_start_from_a_vit5_classifiers_blocks(tiny_config, tmp_path, capsys):
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
+    classifier = ViT5(**small, num_classes=3)
+    classifier.save_pretrained(tmp_path / "vit5")
+    train(tiny_config("run", f"train.init_from={tmp_path / 'vit5'}", "train.num_steps=4"))
+    told = capsys.readouterr().out
+    assert "in 1 of 2 blocks; left as they were: final_layer, pos_embed" in told
+    assert "adaLN_modulation.1.bias" in told
+    started = find_checkpoint(str(tmp_path / "run")).load_network("model")
+    plain = loop.build_network(tiny_config("plain"), loop.LatentCache(Path(tiny_config("x").data.latents)))
+    name = "blocks.0.attn.qkv.weight"
+    moved = (started.state_dict()[name] - classifier.state_dict()[name]).abs().max()
+    assert moved < 0.01 < (started.state_dict()[name] - plain.state_dict()[name]).abs().max()
+    train(tiny_config("run", f"train.init_from={tmp_path / 'vit5'}"))  # continues, and is not reset
+    assert latest_checkpoint(tmp_path / "run").step == 6
+    with pytest.raises(ValueError, match="takes a ViT-5 classifier"):
+        train(tiny_config("other", f"train.init_from={tmp_path / 'run/checkpoints/step_0000006/model'}"))
