@@ -1,6 +1,7 @@
-"""DiT equals the official code, and diffusers' transformer with copied weights."""
+"""SiT and DiT equal the official code on random weights with every gate non-zero; DiT equals diffusers' too."""
 
 import pytest
+import torch
 from diffusers import DiTTransformer2DModel
 
 import sitvit
@@ -8,33 +9,41 @@ from sitvit.flow.guidance import classifier_free_guidance
 
 from .golden import Golden, assert_equal
 
+FILES = {"sit_model_0": "SiT", "sit_model_1": "SiT", "dit_model_0": "DiT", "dit_model_1": "DiT"}
 
-@pytest.fixture(params=["dit_model_0", "dit_model_1"])
+
+def loaded(golden: Golden, name: str):
+    model = getattr(sitvit, name)(**golden.config)
+    model.load_state_dict(golden.under("state/"), strict=True)
+    return model
+
+
+@pytest.fixture(params=FILES)
 def golden(request) -> Golden:
     return Golden(request.param)
 
 
 @pytest.fixture
-def model(golden) -> sitvit.DiT:
-    model = sitvit.DiT(**golden.config)
-    model.load_state_dict(golden.under("state/"), strict=True)
-    return model
+def model(request, golden):
+    return loaded(golden, FILES[request.node.callspec.params["golden"]])
 
 
-def test_forward_equals_the_official_dit(golden, model):
-    out = model(golden["in/x"], golden["in/t"], golden["in/y"])
-    assert_equal(out, golden["out/forward"])
+def test_forward_equals_the_official_code(golden, model):
+    assert_equal(model(golden["in/x"], golden["in/t"], golden["in/y"]), golden["out/forward"])
 
 
-def test_gradients_equal_the_official_dit(golden, model):
+def test_gradients_equal_the_official_code(golden, model):
     model(golden["in/x"], golden["in/t"], golden["in/y"]).square().mean().backward()
     parameters = dict(model.named_parameters())
-    for name, expected in golden.under("out/grad/").items():
-        assert_equal(parameters[name].grad, expected)
+    expected = golden.under("out/grad/")
+    assert expected
+    for name, gradient in expected.items():
+        assert_equal(parameters[name].grad, gradient)
 
 
 @pytest.mark.parametrize("scale", [1.5, 4.0])
 def test_guidance_equals_the_official_one_on_the_channels_that_it_guides(golden, model, scale):
+    """The official code guides 3 of 4 channels; ours guides all."""
     half = len(golden["in/cfg_x"]) // 2
     guided = classifier_free_guidance(model, golden["in/cfg_y"][:half], model.null_label, scale)
     out = guided(golden["in/cfg_x"][:half], golden["in/cfg_t"][:half])
@@ -42,9 +51,16 @@ def test_guidance_equals_the_official_one_on_the_channels_that_it_guides(golden,
     assert_equal(out[:, :3], expected[:, :3])
 
 
-def test_diffusers_transformer_with_copied_weights_gives_the_same_output(golden, model):
+def test_the_fixed_position_table_is_the_official_one(golden, model):
+    fresh = type(model)(**golden.config)
+    torch.testing.assert_close(fresh.pos_embed, golden["state/pos_embed"], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("file", ["dit_model_0", "dit_model_1"])
+def test_diffusers_transformer_with_copied_weights_gives_our_dits_output(file):
     """An independent implementation, with its own key names."""
-    config = golden.config
+    golden = Golden(file)
+    model, config = loaded(golden, "DiT"), golden.config
     theirs = DiTTransformer2DModel(
         num_attention_heads=config["num_heads"],
         attention_head_dim=config["hidden_size"] // config["num_heads"],
