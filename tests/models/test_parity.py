@@ -1,4 +1,4 @@
-"""SiT and DiT equal the official code on random weights with every gate non-zero; DiT equals diffusers' too."""
+"""SiT and DiT equal the official code with every gate non-zero; DiT equals diffusers' too."""
 
 import pytest
 import torch
