@@ -42,7 +42,7 @@ def encode_latents(arguments: list[str]) -> None:
     parser.add_argument("--flip", action="store_true", help="keep the mirrored images' moments too")
     options = parser.parse_args(arguments)
     _positive(options.batch_size, "--batch-size")
-    from .data.images import open_images
+    from .data.images import open_images, source_name
 
     source = open_images(options.images)
     for notice in source.notices:
@@ -59,7 +59,7 @@ def encode_latents(arguments: list[str]) -> None:
     out = options.out or Path("runs/latents") / f"{name}-{options.image_size}"
     encode(
         source,
-        options.images,
+        source_name(options.images),
         Autoencoder(options.autoencoder, state.device),
         options.image_size,
         out,
@@ -155,7 +155,7 @@ def evaluate(arguments: list[str]) -> None:
     metrics, path = run_evaluation(options.samples, options.reference, options.batch_size, options.out)
     for name, value in metrics.items():
         runtime.say(f"{name} {value:.4f}")
-    runtime.say(f"written with its protocol to {path}")
+    runtime.say(f"the numbers and their protocol: {path}")
 
 
 def report(arguments: list[str]) -> None:
@@ -171,7 +171,7 @@ def report(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     from .report.html import write_report
 
-    for path in write_report(options.runs, options.out, options.figures):
+    for path in write_report(list(dict.fromkeys(options.runs)), options.out, options.figures):
         runtime.say(f"look at {path}")
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,6 +109,7 @@ class Config:
         sizes = ("patch_size", "hidden_size", "depth", "num_heads", "num_classes")
         problems += _below(model, "model.", dict.fromkeys(sizes, 1))
         dropout, clip = model.class_dropout_prob, train.clip_grad_norm
+        model_numbers = {"model.mlp_ratio": model.mlp_ratio, "model.layer_scale_init": model.layer_scale_init}
         ramps = train.warmup_steps + train.decay_steps
         rules: list[tuple[str, Any, bool, str]] = [
             (f"train.{name}", value, 0 <= value < 1, "from 0 to below 1")
@@ -115,6 +117,11 @@ class Config:
             for value in [getattr(train, name)]
         ]
         rules += [
+            (key, value, value in (MISSING, None) or 0 < value < math.inf, "above 0")
+            for key, value in model_numbers.items()
+        ]
+        rules += [
+            ("train.seed", train.seed, train.seed < 2**63, "below 2^63"),
             ("train.lr", train.lr, 0 < train.lr < float("inf"), "above 0"),
             ("train.clip_grad_norm", clip, clip is None or clip > 0, "above 0, or null"),
             ("model.class_dropout_prob", dropout, 0 <= dropout < 1, "from 0 to below 1"),
@@ -156,6 +163,10 @@ class AutoencoderConfig:
         """A sentence for each value that has the right type and makes no sense."""
         names = ("image_size", "norm_num_groups", "latent_channels", "num_steps", "batch_size")
         problems = _below(self, "", {**dict.fromkeys(names, 1), "seed": 0, "kl_weight": 0, "lr": 0})
+        problems += _held_out(self)
+        factor = 2 ** max(len(self.block_out_channels) - 1, 0)
+        if self.image_size % factor:
+            problems.append(f"image_size must be a multiple of {factor}, got {self.image_size}")
         if not self.block_out_channels or any(
             width < 1 or width % self.norm_num_groups for width in self.block_out_channels
         ):
@@ -181,7 +192,10 @@ class ClassifierConfig:
 
     def problems(self) -> list[str]:
         """A sentence for each value that has the right type and makes no sense."""
-        return _below(self, "", {"num_steps": 1, "batch_size": 1, "seed": 0, "lr": 0})
+        problems = _below(self, "", {"num_steps": 1, "batch_size": 1, "seed": 0, "lr": 0})
+        if not 1 <= len(self.widths) <= 5 or min(self.widths) < 1:
+            problems.append(f"widths must be one to five numbers from 1, got {self.widths}")
+        return problems + _held_out(self)
 
 
 Schema = TypeVar("Schema", Config, AutoencoderConfig, ClassifierConfig)
@@ -229,12 +243,17 @@ def _unset(values: Any, key: str) -> bool:
     return OmegaConf.is_missing(values[part] if part else values, name)
 
 
+def _held_out(config: AutoencoderConfig | ClassifierConfig) -> list[str]:
+    same = config.images == config.held_out
+    return ["held_out must be other images than images are"] if same else []
+
+
 def _below(part: Any, prefix: str, lowest: Mapping[str, float]) -> list[str]:
     return [
         f"{prefix}{name} must be at least {least}, got {value}"
         for name, least in lowest.items()
         for value in [getattr(part, name)]
-        if value != MISSING and value < least
+        if value != MISSING and not least <= value < math.inf  # not a number is below everything
     ]
 
 
@@ -243,6 +262,8 @@ def _file_entries(path: Path, above: tuple[Path, ...] = ()) -> list[tuple[str, s
 
     `above` are the files that `path` is the base of.
     """
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name a configuration file, such as configs/demo_sit.yaml")
     if not path.is_file():
         asked = f", which {above[-1]} is based on" if above else ""
         raise ValueError(f"there is no configuration file {path}{asked}")

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,17 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"there is no file {path}") from None
     except (ValueError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not readable JSON ({error})") from None
+
+
+def read_record(path: Path, keys: Sequence[str]) -> dict[str, Any]:
+    """`read_json` of an object that has `keys`; ValueError naming the file and the first that it lacks."""
+    record = read_json(path)
+    if not isinstance(record, dict):
+        raise ValueError(f"{path} is damaged: it holds no object")
+    for key in keys:
+        if key not in record:
+            raise ValueError(f"{path} is damaged, or of another program: it has no {key!r}")
+    return record
 
 
 def _umask() -> int:

@@ -192,7 +192,7 @@ def test_a_label_out_of_range_is_refused_in_one_sentence(trained_run, tmp_path):
 
 
 def test_the_small_networks_are_trained_by_their_scripts(photos, tmp_path):
-    common = f"images: {photos}\nheld_out: {photos}\nnum_steps: 3\nbatch_size: 4\n"
+    common = f"images: {photos}\nheld_out: {photos}/.\nnum_steps: 3\nbatch_size: 4\n"
     (tmp_path / "a.yaml").write_text(common + "out: a\nblock_out_channels: [8, 8, 8]\n")
     done = succeeds("train_autoencoder", "--config", "a.yaml", cwd=tmp_path)
     assert re.search(r"a: \d+\.\d\d dB on 64 held-out images", done.stdout)

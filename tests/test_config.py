@@ -72,6 +72,12 @@ def test_a_text_value_stays_as_it_was_typed(file, text):
         ("train.batch_size=-1", "train.batch_size must be at least 1, got -1"),
         ("train.seed=true", "of type int, got True"),
         ("train.lr=0", "train.lr must be above 0"),
+        ("train.lr=nan", "train.lr must be above 0"),
+        ("train.weight_decay=nan", "train.weight_decay must be at least 0, got nan"),
+        ("train.seed=99999999999999999999", "train.seed must be"),
+        ("model.mlp_ratio=-1", "model.mlp_ratio must be above 0"),
+        ("model.mlp_ratio=inf", "model.mlp_ratio must be above 0"),
+        ("model.layer_scale_init=nan", "model.layer_scale_init must be above 0"),
         ("train.ema_decay=1", "train.ema_decay must be from 0 to below 1"),
         ("train.decay_steps=11", "at most train.num_steps = 10"),
         ("model.name=SiT-XXL/2", "SiT-XL/2"),
@@ -113,3 +119,15 @@ def test_the_small_networks_files_are_checked_alike(file):
     with pytest.raises(ValueError, match="num_steps must be at least 1") as caught:
         load_config(file(text), [], AutoencoderConfig)
     assert "multiples of norm_num_groups 8" in str(caught.value)
+    text = "images: a\nheld_out: a\nout: c\nnum_steps: 1\nimage_size: 30\n"
+    with pytest.raises(ValueError, match="held_out must be other images") as caught:
+        load_config(file(text), [], AutoencoderConfig)
+    assert "image_size must be a multiple of 4, got 30" in str(caught.value)
+    text = "images: a\nheld_out: b\nout: c\nnum_steps: 1\nwidths: []\n"
+    with pytest.raises(ValueError, match="widths must be one to five numbers"):
+        load_config(file(text), [], ClassifierConfig)
+
+
+def test_a_folder_in_place_of_a_file_is_told(tmp_path):
+    with pytest.raises(ValueError, match="is a folder; name a configuration file"):
+        load_config(tmp_path, [], Config)

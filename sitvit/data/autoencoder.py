@@ -10,7 +10,6 @@ here and nowhere else.
 """
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from ..runtime import read_record
 from .demo import ASSETS
 
 EMBEDDED_AUTOENCODERS = {"fashion-autoencoder": ASSETS / "fashion-autoencoder"}
@@ -153,10 +153,7 @@ def _load(folder: str) -> nn.Module:
     if Path(folder).is_dir():
         if not config.is_file():
             raise ValueError(f"{folder} is not an autoencoder folder: it has no config.json")
-        try:
-            kind = json.loads(config.read_text()).get("_class_name")
-        except ValueError:
-            raise ValueError(f"{config} is not readable JSON") from None
+        kind = read_record(config, ["_class_name"])["_class_name"]
         if kind != "AutoencoderKL":
             raise ValueError(f"{config} describes {kind}; an AutoencoderKL is needed")
     try:

@@ -90,6 +90,8 @@ def open_images(where: str) -> ImageSource:
     """
     if where in EMBEDDED:
         return EMBEDDED[where]()
+    if not where:
+        raise ValueError("name a folder of images, or an embedded set: " + ", ".join(EMBEDDED))
     path = Path(where)
     if path.name.endswith("-images-idx3-ubyte.gz"):
         return FashionMnist(path)
@@ -98,6 +100,11 @@ def open_images(where: str) -> ImageSource:
     if path.exists():
         raise ValueError(f"{path} is a file; give a folder that holds one folder per class")
     raise ValueError(f"there is no folder {path} (the embedded image set is called {', '.join(EMBEDDED)})")
+
+
+def source_name(where: str) -> str:
+    """How records name a source: an embedded one as it is, a path in full."""
+    return where if where in EMBEDDED else str(Path(where).resolve())
 
 
 def _class_folders(folder: Path) -> tuple[list[Path], list[str]]:

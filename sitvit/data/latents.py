@@ -71,7 +71,7 @@ def encode(
         _begin(out, settings)
     wait()
     if (out / "manifest.json").is_file():
-        LatentCache(out)  # says so if a shard went missing since
+        LatentCache(out).verify()  # says so if a shard went missing or was damaged since
         runtime.say(f"{out}: all {len(source)} images are encoded already")
         return
     shards = shard_ranges(len(source))
@@ -128,8 +128,13 @@ def _begin(out: Path, settings: dict[str, Any]) -> None:
             raise ValueError(f"{out} has files that are not a latent cache; choose another --out")
         runtime.write_json(path, settings)
         return
-    found = runtime.read_json(path)
+    found = runtime.read_record(path, [])
     for key, value in settings.items():
+        if found.get(key) != value and key == "images_fingerprint":
+            raise ValueError(
+                f"{out} was begun with other images: files in {settings['images']} were added, removed or "
+                "written since; choose another --out, or delete that folder"
+            )
         if found.get(key) != value:
             raise ValueError(
                 f"{out} holds latents made with {key} = {_short(found.get(key))}, not {_short(value)}; "
@@ -169,13 +174,38 @@ def _read_ahead(
 ) -> Iterator[Tensor]:
     """Yield uint8 (B, H, W, 3) a batch; the next one is decoded while this one is encoded."""
 
-    def read(index: int) -> np.ndarray:
-        return center_crop(source.read(index), image_size)
+    def read(index: int) -> np.ndarray | ValueError:
+        try:
+            return center_crop(source.read(index), image_size)
+        except ValueError as error:
+            return error
 
     ahead = readers.map(read, batches[0])
     for following in [*batches[1:], range(0)]:
-        images, ahead = ahead, readers.map(read, following)
-        yield torch.from_numpy(np.stack(list(images)))
+        images, ahead = list(ahead), readers.map(read, following)
+        whole = [image for image in images if isinstance(image, np.ndarray)]
+        if len(whole) < len(images):
+            raise ValueError(unreadable(source, readers))
+        yield torch.from_numpy(np.stack(whole))
+
+
+def unreadable(source: ImageSource, readers: ThreadPoolExecutor) -> str:
+    """A sentence on every image of `source` that cannot be read, in one pass over all."""
+
+    def problem(index: int) -> str | None:
+        try:
+            source.read(index)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    runtime.say("an image cannot be read; looking for others")
+    found = [text for text in readers.map(problem, range(len(source))) if text]
+    more = f"; and {len(found) - 20} more" if len(found) > 20 else ""
+    return (
+        f"{len(found)} of {len(source)} images cannot be read: {'; '.join(found[:20])}{more}. Repair or "
+        "remove them, then encode into a fresh --out"
+    )
 
 
 def _finite(moments: Tensor, source: ImageSource, batch: range) -> Tensor:
@@ -206,11 +236,14 @@ class LatentCache:
                 f"scripts/encode_latents.py --images FOLDER --out {folder}"
             )
         self.folder = folder
-        self.manifest = runtime.read_json(folder / "manifest.json")
-        if self.manifest.get("format") != FORMAT:
+        path = folder / "manifest.json"
+        self.manifest = runtime.read_record(path, ["format"])
+        if self.manifest["format"] != FORMAT:
             raise ValueError(
-                f"{folder} has cache format {self.manifest.get('format')}, this version reads {FORMAT}"
+                f"{folder} has cache format {self.manifest['format']}, this version reads {FORMAT}"
             )
+        keys = ["images", "images_fingerprint", "class_names", "image_size", "flip", "autoencoder"]
+        self.manifest = runtime.read_record(path, [*keys, "latent_size", "shards"])
         self.class_names: list[str] = self.manifest["class_names"]
         self.image_size: int = self.manifest["image_size"]
         self.has_flip: bool = self.manifest["flip"]
@@ -227,6 +260,18 @@ class LatentCache:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all shards."""
+        return sum(shard["bytes"] for shard in self.manifest["shards"])
+
+    def verify(self) -> None:
+        """Read everything and compare it with the manifest's checksums; ValueError naming a damaged shard."""
+        for shard in self.manifest["shards"]:
+            path = self.folder / shard["file"]
+            if sha256_of_file(path) != shard["sha256"]:
+                raise self._damaged(path, "its content is not what was written")
 
     @property
     def fingerprint(self) -> str:
@@ -248,18 +293,24 @@ class LatentCache:
         path = self.folder / shard["file"]
         found = path.stat().st_size if path.is_file() else 0
         if found != shard["bytes"]:
-            raise ValueError(
-                f"{path} is damaged: {found} bytes, expected {shard['bytes']}; delete it and "
-                f"{self.folder / 'manifest.json'}, then run the same encode command again"
-            )
-        return map_safetensors(path)
+            raise self._damaged(path, f"{found} bytes, expected {shard['bytes']}")
+        try:
+            return map_safetensors(path)
+        except (ValueError, KeyError, TypeError, OverflowError):
+            raise self._damaged(path, "its header cannot be read") from None
+
+    def _damaged(self, path: Path, how: str) -> ValueError:
+        return ValueError(
+            f"{path} is damaged: {how}; delete it and {self.folder / 'manifest.json'}, then run the same "
+            "encode command again"
+        )
 
 
 def map_safetensors(path: Path) -> dict[str, np.ndarray]:
     """The tensors of a safetensors file as memory-mapped arrays, read only when touched."""
     types = {"F16": np.float16, "F32": np.float32, "I64": np.int64}
     with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
+        length = min(int.from_bytes(file.read(8), "little"), path.stat().st_size)
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)
     mapped = np.memmap(path, mode="r", dtype=np.uint8)

@@ -67,10 +67,15 @@ def evaluate(
         raise ValueError(f"evaluation runs as one process, not {state.num_processes}; start it with python")
     device = state.device
     images, about, image_size, trained_on = open_set(samples, device)
-    reference_name = reference or trained_on
+    reference_name = reference or (trained_on[0] if trained_on else None)
     if reference_name is None:
         raise ValueError(f"name the images to compare {samples} with: --reference")
     source = open_images(reference_name)
+    if reference is None and trained_on and source.fingerprint() != trained_on[1]:
+        raise ValueError(
+            f"the images in {reference_name} are not those that were encoded: files were added, removed or "
+            f"written since. To measure against them all the same, give --reference {reference_name}"
+        )
     extractor = EXTRACTORS[FashionFeatures.name](device)
     protocol = MetricsProtocol(
         samples=about,
@@ -111,16 +116,22 @@ def evaluate(
 
 def open_set(
     where: str, device: torch.device
-) -> tuple[LabelledImages, dict[str, Any], int | None, str | None]:
-    """The images at `where`, what they are, their size (None: as they lie), what they stand against."""
+) -> tuple[LabelledImages, dict[str, Any], int | None, tuple[str, str] | None]:
+    """The images at `where`, what they are, their size (None: as they lie), and what they stand against:
+
+    name and fingerprint of the images that were trained on, or encoded.
+    """
     folder = Path(where)
     if (folder / RECORD).is_file() or (folder / "images").is_dir():
         made = Samples(folder)
-        return made, made.record, made.record["image_size"], made.record["trained_on"]
+        record = made.record
+        against = record["trained_on"], record["trained_on_fingerprint"]
+        return made, record, record["image_size"], against
     if (folder / "settings.json").is_file():
         cache = LatentCache(folder)
         about = {"reconstructions_of": cache.manifest["images"], "latents": cache.fingerprint}
-        return Reconstructions(cache, device), about, cache.image_size, cache.manifest["images"]
+        against = cache.manifest["images"], cache.manifest["images_fingerprint"]
+        return Reconstructions(cache, device), about, cache.image_size, against
     source = open_images(where)
     return source, {"images": where, "fingerprint": source.fingerprint()}, None, None
 

@@ -65,7 +65,7 @@ def integrate(
 
     Raises:
         ValueError: an unknown method.
-        FloatingPointError: the state is no longer finite, naming t.
+        FloatingPointError: the result is not finite. (Looked at once, at the end: each look waits for a GPU.)
     """
     check_method(method)
     for t, t_next in pairwise(times):

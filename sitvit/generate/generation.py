@@ -85,8 +85,8 @@ def generate(
         samples.begin(out, settings)
         (out / "images").mkdir(exist_ok=True)
     state.wait_for_everyone()
-    if (out / samples.RECORD).is_file():
-        samples.Samples(out)  # says so if one went missing since
+    if (out / samples.RECORD).is_file() and not samples.lacking(out, num_images):
+        samples.Samples(out)  # says so if foreign ones were added
         runtime.say(f"{out}: all {num_images} images are there already")
         return out
 
@@ -113,6 +113,7 @@ def generate(
             "checkpoint": str(checkpoint.folder),
             "step": checkpoint.step,
             "trained_on": checkpoint.record["images"],
+            "trained_on_fingerprint": checkpoint.record["images_fingerprint"],
             "num_evaluations": num_steps * METHODS[method].num_evaluations,
             "device": state.device.type,
             "num_processes": state.num_processes,

@@ -55,7 +55,7 @@ def begin(out: Path, settings: SampleSettings) -> None:
         if out.is_dir() and any(out.iterdir()):
             raise ValueError(f"{out} has files that are no samples; choose another --out")
         runtime.write_json(path, wanted)
-    found = runtime.read_json(path)
+    found = runtime.read_record(path, [])
     for key, value in wanted.items():
         if found.get(key) != value:
             raise ValueError(
@@ -72,9 +72,13 @@ def image_path(out: Path, index: int) -> Path:
 def write_image(path: Path, image: np.ndarray) -> None:
     """Write uint8 (H, W, 3), under its name only once it is whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    # Not flushed one by one: a continued job decodes every image that it finds.
-    Image.fromarray(image).save(temporary, format="png")
-    os.replace(temporary, path)
+    try:
+        # Not flushed one by one: a continued job decodes every image that it finds.
+        Image.fromarray(image).save(temporary, format="png")
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(f"cannot write {path}: {error}") from error
 
 
 def is_whole(path: Path, image_size: int) -> bool:
@@ -101,7 +105,8 @@ class Samples:
                 else f"{folder} has no {RECORD}; make samples with scripts/sample.py"
             )
         self.folder = folder
-        self.record: dict[str, Any] = runtime.read_json(folder / RECORD)
+        keys = ["class_names", "image_labels", "num_images", "image_size", "step", "trained_on"]
+        self.record = runtime.read_record(folder / RECORD, [*keys, "trained_on_fingerprint"])
         self.class_names: list[str] = self.record["class_names"]
         self.labels = np.array(self.record["image_labels"], dtype=np.int64)
         _check_names(folder, self.record["num_images"])
@@ -118,15 +123,28 @@ class Samples:
         return read_image(image_path(self.folder, index))
 
 
+def lacking(folder: Path, num_images: int) -> set[str]:
+    """Names of the promised images that are not there."""
+    return {image_path(folder, index).name for index in range(num_images)} - _found(folder)
+
+
+def _found(folder: Path) -> set[str]:
+    images = folder / "images"
+    return {path.name for path in images.iterdir() if is_image(path)} if images.is_dir() else set()
+
+
 def _check_names(folder: Path, num_images: int) -> None:
-    wanted = {image_path(folder, index).name for index in range(num_images)}
-    found = {path.name for path in (folder / "images").iterdir() if is_image(path)}
-    for what, names in (("lacks", wanted - found), ("has the foreign", found - wanted)):
-        if names:
-            raise ValueError(
-                f"{folder / 'images'} {what} {_some(names)}; exactly the {num_images} images of its "
-                "record must be there"
-            )
+    missing = lacking(folder, num_images)
+    if missing:
+        raise ValueError(
+            f"{folder / 'images'} lacks {_some(missing)}; the same scripts/sample.py command makes it again"
+        )
+    foreign = _found(folder) - {image_path(folder, index).name for index in range(num_images)}
+    if foreign:
+        raise ValueError(
+            f"{folder / 'images'} has the foreign {_some(foreign)}; exactly the {num_images} images of its "
+            "record must be there"
+        )
 
 
 def _some(names: Iterable[str]) -> str:

@@ -61,7 +61,10 @@ def open_run(folder: Path) -> Run:
     # Samples of an earlier state of the run are another story.
     samples = [made for made in samples if made.record["step"] == checkpoint.step]
     if not samples:
-        raise ValueError(f"{folder} has no finished samples of step {checkpoint.step}; run scripts/sample.py")
+        raise ValueError(
+            f"{folder} has no finished samples of step {checkpoint.step} in {folder}/samples; "
+            "run scripts/sample.py"
+        )
     return Run(folder, checkpoint, config, read_metrics(folder), samples)
 
 

@@ -131,22 +131,28 @@ def _unused_name(path: Path) -> Path:
     return next(candidate for candidate in candidates if not candidate.exists())
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """A checkpoint folder whose files are all there in full size; ValueError naming what is not."""
+def open_checkpoint(folder: Path, verify: bool = False) -> Checkpoint:
+    """A checkpoint folder whose files are all there in full size; ValueError naming what is not.
+
+    With `verify` their content is compared with its hash too, which reads it all.
+    """
     if not folder.is_dir():
         raise ValueError(f"there is no checkpoint folder {folder}")
     if not (folder / RECORD).is_file():
         raise ValueError(f"{folder} is not a complete checkpoint: it has no {RECORD}")
-    record = runtime.read_json(folder / RECORD)
-    if record.get("format") != FORMAT:
+    record = runtime.read_record(folder / RECORD, ["format"])
+    if record["format"] != FORMAT:
         raise ValueError(
             f"{folder} has checkpoint format {record.get('format')}, this version reads {FORMAT}"
         )
+    record = runtime.read_record(folder / RECORD, ["step", "class_names", "autoencoder", "files"])
     for name, entry in record["files"].items():
         path = folder / name
         found = path.stat().st_size if path.is_file() else 0
         if found != entry["bytes"]:
             raise ValueError(f"{path} is damaged: {found} bytes, expected {entry['bytes']}")
+        if verify and sha256_of_file(path) != entry["sha256"]:
+            raise ValueError(f"{path} is damaged: its content is not what was saved")
     return Checkpoint(folder, record)
 
 
@@ -160,11 +166,11 @@ def step_folders(run: Path) -> list[Path]:
     return sorted(found, key=lambda path: found[path], reverse=True)
 
 
-def latest_checkpoint(run: Path) -> Checkpoint | None:
-    """The newest complete checkpoint of a run; damaged ones are passed over with a notice."""
+def latest_checkpoint(run: Path, verify: bool = False) -> Checkpoint | None:
+    """The newest whole checkpoint of a run; damaged ones are passed over with a notice."""
     for folder in step_folders(run):
         try:
-            return open_checkpoint(folder)
+            return open_checkpoint(folder, verify)
         except ValueError as error:
             runtime.say(f"passed over a checkpoint: {error}")
     return None
@@ -223,8 +229,19 @@ def load_checkpoint(
 
 
 def prune_checkpoints(run: Path, keep: int) -> None:
-    """Delete all but the newest `keep` complete checkpoints, and what a killed save left behind."""
-    complete = [folder for folder in step_folders(run) if (folder / RECORD).is_file()]
+    """Delete all but the newest `keep` whole checkpoints, and what a killed save left behind.
+
+    A damaged one is left for its owner to look at, and does not count.
+    """
+    whole = [folder for folder in step_folders(run) if _is_whole(folder)]
     leftovers = list((run / "checkpoints").glob(".step_*.partial"))
-    for folder in [*complete[keep:], *leftovers]:
+    for folder in [*whole[keep:], *leftovers]:
         shutil.rmtree(folder)
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        open_checkpoint(folder)
+    except ValueError:
+        return False
+    return True

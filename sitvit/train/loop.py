@@ -15,7 +15,14 @@ from ..flow.paths import Linear
 from ..models.convert import init_from, load_model
 from ..models.sit import SiT
 from ..models.vit5 import ViT5
-from .checkpoint import WEIGHTS, Checkpoint, latest_checkpoint, prune_checkpoints, save_checkpoint
+from .checkpoint import (
+    WEIGHTS,
+    Checkpoint,
+    latest_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+    step_folders,
+)
 from .ema import Ema
 from .metrics import MetricsLog
 from .optim import (
@@ -26,6 +33,9 @@ from .optim import (
     trainable_names,
 )
 from .step import NonFiniteLoss, training_step
+
+VERIFIED_BYTES = 1 << 30
+"""Latents up to this size are read once and compared with their checksums before the first step."""
 
 MAY_CHANGE = {
     "data.latents",  # the folder may move; its content is compared by fingerprint
@@ -50,8 +60,10 @@ def train(config: Config) -> None:
 
     # What is there already.
     cache = LatentCache(Path(config.data.latents))
+    if cache.num_bytes <= VERIFIED_BYTES:
+        cache.verify()
     model = build_network(config, cache)
-    previous = latest_checkpoint(run)
+    previous = latest_checkpoint(run, verify=True)
     if previous is None and run.exists() and any(run.iterdir()):
         check_own_leftovers(run)
     if previous is not None:
@@ -123,6 +135,7 @@ def train(config: Config) -> None:
                     "autoencoder": asdict(cache.autoencoder),
                     "latents_fingerprint": cache.fingerprint,
                     "images": cache.manifest["images"],
+                    "images_fingerprint": cache.manifest["images_fingerprint"],
                     "path": Linear().name,
                     "prediction": "velocity",
                     "num_parameters": num_parameters,
@@ -246,7 +259,15 @@ def check_continuation(config: Config, cache: LatentCache, previous: Checkpoint)
 
 
 def check_own_leftovers(run: Path) -> None:
-    """ValueError where `run` has files that no run of ours has made; what a killed start left is fine."""
+    """ValueError where `run` has checkpoints that none can be read of, or files that no run of ours made.
+
+    What a start that was killed before its first save left behind is fine.
+    """
+    if step_folders(run):
+        raise ValueError(
+            f"{run} has checkpoints, but none is whole, so it cannot be continued; nothing was changed. "
+            "Choose another `run`, or move that one away to start it again"
+        )
     ours = {"metrics.jsonl", "tensorboard", "checkpoints"}
     foreign = sorted(path.name for path in run.iterdir() if path.name not in ours)
     if foreign:

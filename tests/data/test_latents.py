@@ -117,7 +117,7 @@ def test_other_settings_are_refused_by_key_and_nothing_is_changed(
 
 def test_another_autoencoder_and_other_images_are_refused(images, autoencoder, tmp_path):
     make(images, autoencoder, tmp_path / "c")
-    with pytest.raises(ValueError, match="images_fingerprint"):
+    with pytest.raises(ValueError, match="begun with other images"):
         make(FirstImages(images.source, 63), autoencoder, tmp_path / "c")
     new_autoencoder(32, [8, 8, 8], 4, 4, seed=1).save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match="autoencoder = "):
@@ -155,3 +155,34 @@ def test_a_latent_that_is_not_finite_names_its_image(images, autoencoder, tmp_pa
     monkeypatch.setattr(autoencoder, "encode", broken)
     with pytest.raises(ValueError, match=r"\[2\] is not finite"):
         make(images, autoencoder, tmp_path / "c")
+
+
+class Unreadable(FirstImages):
+    """Two of the images cannot be read."""
+
+    def read(self, index):
+        if index in (7, 40):
+            raise ValueError(f"image {index} cannot be read")
+        return super().read(index)
+
+
+def test_all_images_that_cannot_be_read_are_named_in_one_message(images, autoencoder, tmp_path):
+    bad = Unreadable(images.source, images.count)
+    with pytest.raises(ValueError, match="2 of 64 images cannot be read: image 7 .*; image 40 "):
+        make(bad, autoencoder, tmp_path / "c")
+
+
+@pytest.mark.parametrize("content", ['{"format": 1}', "[]", "{"])
+def test_a_strange_manifest_is_refused_by_name(images, autoencoder, tmp_path, content):
+    make(images, autoencoder, tmp_path / "c")
+    (tmp_path / "c" / "manifest.json").write_text(content)
+    with pytest.raises(ValueError, match="manifest.json"):
+        LatentCache(tmp_path / "c")
+
+
+def test_a_shard_with_a_strange_header_is_refused_by_name(images, autoencoder, tmp_path):
+    make(images, autoencoder, tmp_path / "c")
+    with open(tmp_path / "c" / "shard_00001.safetensors", "r+b") as file:
+        file.write(b"\xff" * 40)
+    with pytest.raises(ValueError, match="shard_00001.safetensors is damaged: its header"):
+        LatentCache(tmp_path / "c")

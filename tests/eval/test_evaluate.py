@@ -184,3 +184,13 @@ def test_a_number_without_its_protocol_cannot_be_written(tmp_path):
         Protocol(samples={})
     with pytest.raises(TypeError):
         write_metrics(tmp_path / "m.json", {"FD-fashion": 1.0})
+
+
+def test_changed_training_images_are_not_taken_for_those_that_were_trained_on(
+    made, monkeypatch, images, tmp_path
+):
+    fewer = FirstImages(images.source, 60)
+    monkeypatch.setitem(image_sources.EMBEDDED, "fashion-mnist", lambda: fewer)
+    with pytest.raises(ValueError, match="are not those that were encoded"):
+        evaluate(str(made), None, 8, None)
+    evaluate(str(made), "fashion-mnist", 8, tmp_path / "m.json")  # asked for by name

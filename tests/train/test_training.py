@@ -1,6 +1,5 @@
 """Training: resume is exact, the same command continues, nothing finished is lost."""
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -302,7 +301,6 @@ def test_the_record_names_what_the_weights_come_from(trained_run):
     assert record["class_names"][9] == "Ankle boot"
     assert record["autoencoder"]["name"] == "fashion-autoencoder"
     assert record["num_processes"] == 1
-    assert json.dumps(record)
 
 
 def test_two_networks_of_one_seed_begin_alike_and_another_seed_does_not(tiny_config, cache):
@@ -331,3 +329,53 @@ def test_a_new_run_can_start_from_a_vit5_classifiers_blocks(tiny_config, tmp_pat
     assert latest_checkpoint(tmp_path / "run").step == 6
     with pytest.raises(ValueError, match="takes a ViT-5 classifier"):
         train(tiny_config("other", f"train.init_from={tmp_path / 'run/checkpoints/step_0000006/model'}"))
+
+
+def test_a_damaged_checkpoint_of_a_higher_step_costs_no_good_one(tiny_config, tmp_path):
+    """Counting it among the kept ones would delete what was just saved."""
+    train(tiny_config("run"))
+    newest = tmp_path / "run" / "checkpoints" / "step_0000006"
+    (newest / "optimizer.safetensors").write_bytes(b"")
+    train(tiny_config("run", "train.num_steps=5", "train.keep_checkpoints=1"))
+    assert newest.is_dir()
+    assert latest_checkpoint(tmp_path / "run").step == 5
+
+
+def test_a_run_of_which_no_checkpoint_is_whole_is_not_started_again_over_it(tiny_config, tmp_path):
+    train(tiny_config("run"))
+    for record in (tmp_path / "run").glob("checkpoints/*/checkpoint.json"):
+        record.write_text("{")
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    with pytest.raises(ValueError, match="has checkpoints, but none is whole"):
+        train(tiny_config("run"))
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("content", ["[]", '{"format": 1}', "{", '"text"'])
+def test_a_checkpoint_with_a_strange_record_is_passed_over(tiny_config, tmp_path, content):
+    train(tiny_config("whole"))
+    train(tiny_config("run"))
+    (tmp_path / "run/checkpoints/step_0000006/checkpoint.json").write_text(content)
+    train(tiny_config("run"))
+    assert_same(state(tmp_path / "whole"), state(tmp_path / "run"))
+
+
+def test_a_newest_checkpoint_with_a_flipped_bit_is_passed_over_by_a_resume(tiny_config, tmp_path):
+    train(tiny_config("whole"))
+    train(tiny_config("run"))
+    path = tmp_path / "run/checkpoints/step_0000006/optimizer.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    train(tiny_config("run"))
+    assert_same(state(tmp_path / "whole"), state(tmp_path / "run"))
+
+
+def test_latents_with_a_flipped_bit_are_not_trained_on(tiny_config, cache_folder, tmp_path):
+    shutil.copytree(cache_folder, tmp_path / "latents")
+    path = tmp_path / "latents" / "shard_00000.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1000] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="shard_00000.safetensors is damaged: its content"):
+        train(tiny_config("run", f"data.latents={tmp_path / 'latents'}"))
