@@ -52,7 +52,7 @@ def encode_latents(arguments: list[str]) -> None:
     more = f", ... {len(shown) - 20} more" if len(shown) > 20 else ""
     runtime.say(f"{len(source)} images; label, class, count: {', '.join(shown[:20])}{more}")
     from .data.autoencoder import Autoencoder
-    from .data.latents import encode
+    from .data.encode import encode
 
     state = runtime.processes()
     name = Path(options.images).resolve().name.removesuffix(".gz")
@@ -184,7 +184,7 @@ def import_checkpoint(arguments: list[str]) -> None:
     parser.add_argument("source", help="what to read")
     parser.add_argument("out", type=Path, help="folder to write, or a .pt, .pth or .safetensors file")
     parser.add_argument(
-        "--weights", default="ema", choices=["ema", "model"], help="which, where both are there (ema)"
+        "--weights", choices=["ema", "model"], help="which (default: the average where there is one)"
     )
     parser.add_argument("--family", choices=["SiT", "DiT"], help="where the file's name does not tell")
     parser.add_argument("--num-heads", type=int, help="for a width that is not a published one")

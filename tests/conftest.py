@@ -13,7 +13,8 @@ import torch
 from sitvit.config import Config, load_config
 from sitvit.data.autoencoder import Autoencoder
 from sitvit.data.demo import FashionMnist, embedded_fashion
-from sitvit.data.latents import LatentCache, encode
+from sitvit.data.encode import encode
+from sitvit.data.latents import LatentCache
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"

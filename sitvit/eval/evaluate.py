@@ -16,8 +16,9 @@ from torch import Tensor
 
 from .. import runtime
 from ..data.autoencoder import Autoencoder, latents_of_moments, pixels_to_images
+from ..data.encode import CROP
 from ..data.images import center_crop, open_images
-from ..data.latents import CROP, LatentCache
+from ..data.latents import LatentCache
 from ..generate.samples import RECORD, Samples
 from .features import EXTRACTORS, FashionFeatures, FeatureExtractor
 from .metrics import frechet_distance

@@ -43,7 +43,7 @@ OPTIONS = {
 
 def load_model(
     path: Path,
-    weights: str = "ema",
+    weights: str | None = None,
     family: str | None = None,
     num_heads: int | None = None,
     input_size: tuple[int, int] | None = None,
@@ -51,13 +51,14 @@ def load_model(
     """The network saved at `path`, in evaluation mode, and which weights these are, in words.
 
     `path` is a model folder (ours or diffusers' DiT) or a file. `weights` chooses between "ema" and
-    "model" where a file holds both. `family` ("SiT" or "DiT") is needed where neither keys nor the
+    "model" where a file holds both; None takes the average where there is one. `family` ("SiT" or "DiT")
+    is needed where neither keys nor the
     file's name tell; `num_heads` and `input_size` where shapes do not.
 
     Raises:
         ValueError: not there, unsafe, damaged, not a known network, or keys and shapes that do not match.
     """
-    if weights not in ("ema", "model"):
+    if weights not in (None, "ema", "model"):
         raise ValueError(f"weights must be ema or model, got {weights!r}")
     if path.is_dir():
         return _load_folder(path), "the weights of the folder"
@@ -91,7 +92,7 @@ def read_file(path: Path) -> Any:
         raise ValueError(f"{path} is damaged or not a weights file ({reason})") from None
 
 
-def choose_weights(content: Any, weights: str, path: Path) -> tuple[State, str]:
+def choose_weights(content: Any, weights: str | None, path: Path) -> tuple[State, str]:
     """The state dict in a file's content, prefixes of wrappers removed, and which one it is."""
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, not a dict of tensors")
@@ -100,7 +101,7 @@ def choose_weights(content: Any, weights: str, path: Path) -> tuple[State, str]:
         for kind, keys in (("model", RAW_KEYS), ("ema", EMA_KEYS))
     }
     if held["model"] or held["ema"]:
-        key = held[weights]
+        key = held[weights] if weights else held["ema"] or held["model"]
         if key is None:
             there = [name for name in held.values() if name]
             raise ValueError(f"{path} has no {weights} weights; it has {', '.join(there)}")

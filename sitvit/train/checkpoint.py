@@ -204,15 +204,15 @@ def find_checkpoint(where: str | None) -> Checkpoint:
 
 def load_checkpoint(
     path: str | Path,
-    weights: str = "ema",
+    weights: str | None = None,
     family: str | None = None,
     num_heads: int | None = None,
     input_size: tuple[int, int] | None = None,
 ) -> Any:
     """A network from a run, a checkpoint folder, a model folder, or an official SiT, DiT, ViT-5 or ViT file.
 
-    Says which weights were taken. `weights` is "ema" or "model"; for the other arguments, which only
-    foreign files need, see `sitvit.models.convert.load_model`.
+    Says which weights were taken. `weights` is "ema", "model", or None for the average where there is one;
+    for the other arguments, which only foreign files need, see `sitvit.models.convert.load_model`.
 
     Raises:
         ValueError: nothing loadable there, unsafe, damaged, or not fitting, naming file and keys.
@@ -220,7 +220,7 @@ def load_checkpoint(
     where = Path(path)
     if (where / "checkpoints").is_dir() or (where / RECORD).is_file():
         checkpoint = find_checkpoint(str(where))
-        name = checkpoint.weights_name(weights)
+        name = checkpoint.weights_name(weights or "ema")
         runtime.say(f"{checkpoint.folder}: {name}")
         return checkpoint.load_network(name)
     model, which = load_model(where, weights, family, num_heads, input_size)

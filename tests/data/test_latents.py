@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from sitvit.data import encode as encoding
 from sitvit.data import latents
 from sitvit.data.autoencoder import Autoencoder, images_to_pixels, new_autoencoder
-from sitvit.data.latents import LatentCache, encode
+from sitvit.data.encode import encode
+from sitvit.data.latents import LatentCache
 
 from ..conftest import FirstImages
 
@@ -16,9 +18,10 @@ from ..conftest import FirstImages
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
     """Ten images a shard, so that 64 make seven."""
-    monkeypatch.setattr(
-        latents, "shard_ranges", lambda n: [range(i, min(i + 10, n)) for i in range(0, n, 10)]
-    )
+    for module in (latents, encoding):
+        monkeypatch.setattr(
+            module, "shard_ranges", lambda n: [range(i, min(i + 10, n)) for i in range(0, n, 10)]
+        )
 
 
 def content(folder):

@@ -56,7 +56,7 @@ def test_an_official_file_gives_the_official_outputs_with_nothing_asked_again(tm
 
 def test_a_vit5_file_gives_the_released_logits(tmp_path):
     path = save(tmp_path, {"model": VIT5.under("state/")}, "vit5.pth")
-    assert_equal(load_checkpoint(path, weights="model")(VIT5["in/x"]), VIT5["out/logits"])
+    assert_equal(load_checkpoint(path)(VIT5["in/x"]), VIT5["out/logits"])
 
 
 @pytest.mark.parametrize("family", [None, "SiT", "DiT"])
@@ -80,7 +80,9 @@ def test_ema_and_raw_weights_are_chosen_and_said(tmp_path, capsys):
     other = load(path, weights="model").state_dict()["x_embedder.proj.bias"]
     assert torch.equal(other, raw["x_embedder.proj.bias"])
     with pytest.raises(ValueError, match="has no ema weights; it has model"):
-        load(save(tmp_path, {"model": raw}))
+        load(save(tmp_path, {"model": raw}), weights="ema")
+    load(save(tmp_path, {"model": raw}))
+    assert "'model' of SiT.pt" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
