@@ -195,6 +195,8 @@ def import_checkpoint(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.out.exists():
         raise ValueError(f"{options.out} is there already; choose another name, or delete it")
+    if options.official != (options.out.suffix in (".pt", ".pth", ".safetensors")):
+        raise ValueError("--official writes a .pt, .pth or .safetensors file; without it a folder is written")
     from .models.convert import save_official
     from .train.checkpoint import load_checkpoint
 

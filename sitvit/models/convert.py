@@ -5,6 +5,7 @@ Nothing that is read can run code: safetensors, or a pickle of plain tensors and
 """
 
 import argparse
+import inspect
 import json
 import pickle
 import re
@@ -23,10 +24,12 @@ from .infer import (
     is_classifier,
     is_diffusion_transformer,
 )
+from .positions import as_pair
 from .sit import SiT
 from .transformer import DiffusionTransformer
 from .vit5 import ViT5
 
+WEIGHTS = "diffusion_pytorch_model.safetensors"
 RAW_KEYS = ("model", "state_dict", "module")
 EMA_KEYS = ("ema", "model_ema", "state_dict_ema")
 WRAPPERS = ("module.", "_orig_mod.")
@@ -61,11 +64,17 @@ def load_model(
     if weights not in (None, "ema", "model"):
         raise ValueError(f"weights must be ema or model, got {weights!r}")
     if path.is_dir():
-        return _load_folder(path), "the weights of the folder"
+        model = _load_folder(path)
+        told = "the weights of the folder"
+        if (path / "config.json").read_text("utf-8").find("Transformer2DModel") > 0:
+            told += " (time embedded as in the official DiT; diffusers spaces its frequencies otherwise)"
+        return model, told
     state, which = choose_weights(read_file(path), weights, path)
     try:
         model = _new_network(state, path, family, num_heads, input_size)
-    except ValueError as error:
+    except KeyError as error:
+        raise ValueError(f"{path}: {error.args[0]} is missing") from None
+    except (ValueError, IndexError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
     load_strictly(model, state, path)
     return model.eval(), which
@@ -108,9 +117,12 @@ def choose_weights(content: Any, weights: str | None, path: Path) -> tuple[State
         content, which = content[key], f"{key!r} of {path.name}"
     else:
         which = f"the only weights of {path.name}"
-    state = {unwrapped(str(k)): v for k, v in content.items() if isinstance(v, Tensor)}
+    tensors = {str(k): v for k, v in content.items() if isinstance(v, Tensor)}
+    state = {unwrapped(key): tensor for key, tensor in tensors.items()}
     if not state:
         raise ValueError(f"{path} holds no tensors")
+    if len(state) < len(tensors):
+        raise ValueError(f"{path} holds some tensors twice, with and without a wrapper's prefix")
     return state, which
 
 
@@ -118,7 +130,7 @@ def unwrapped(key: str) -> str:
     """A key without the prefixes of DDP and torch.compile, in any nesting."""
     while key.startswith(WRAPPERS):
         key = key.removeprefix(WRAPPERS[0]).removeprefix(WRAPPERS[1])
-    return key
+    return key.replace("._orig_mod.", ".")  # blocks that were compiled one by one
 
 
 def load_strictly(model: nn.Module, state: State, path: Path) -> None:
@@ -126,7 +138,7 @@ def load_strictly(model: nn.Module, state: State, path: Path) -> None:
     own = model.state_dict()
     problems = [f"{key} is missing" for key in own if key not in state]
     # ViT-5 files hold constants that our ViT5 checks and drops by itself.
-    constants = ".freqs" if isinstance(model, ViT5) else ()
+    constants = (".attn.rope.freqs", ".attn.rope_reg.freqs") if isinstance(model, ViT5) else ()
     problems += [f"{key} is unexpected" for key in state if key not in own and not key.endswith(constants)]
     for key in own.keys() & state.keys():
         if own[key].shape != state[key].shape:
@@ -158,25 +170,65 @@ def official_state(model: DiffusionTransformer | ViT5) -> State:
 
 
 def save_official(model: DiffusionTransformer | ViT5, path: Path, suffix: str) -> None:
-    """Write `official_state` to `path`: safetensors for that suffix, else a torch pickle of tensors."""
+    """Write `official_state` to `path`: safetensors for that suffix, else a torch pickle of tensors.
+
+    Raises:
+        ValueError: the network has settings that key names and shapes cannot tell a reader.
+    """
     state = official_state(model)
+    untold = _untold(model, state)
+    if untold:
+        raise ValueError(
+            f"the official layout cannot say {', '.join(untold)}, so whoever reads the file would build "
+            "another network; save a model folder instead"
+        )
     if suffix == ".safetensors":
         save_file(state, path, metadata={"format": "pt"})
     else:
         torch.save(state, path)
 
 
-@torch.no_grad()
-def init_from(model: DiffusionTransformer, classifier: ViT5) -> tuple[list[str], list[str]]:
-    """Copy a ViT-5 classifier's block weights into `model`'s blocks; (taken, left fresh) by name.
+def _untold(model: DiffusionTransformer | ViT5, state: State) -> list[str]:
+    """Settings that `state` alone would be read with another value of."""
+    own: dict[str, Any] = {k: v for k, v in dict(model.config).items() if not k.startswith("_")}
+    heads = own["num_heads"]
+    if isinstance(model, ViT5):
+        read = classifier_arguments(state, heads, as_pair(own["img_size"]))
+    else:
+        read = diffusion_arguments(state, heads, as_pair(own["input_size"]))
+    defaults = {k: p.default for k, p in inspect.signature(type(model).__init__).parameters.items()}
 
-    ValueError where the widths differ. Blocks that one of the two lacks, and all that a classifier has
-    not (adaLN, time, labels, output), stay as they are.
+    def meaning(key: str, value: Any) -> Any:
+        if key in ("input_size", "img_size"):
+            return as_pair(value)
+        if key == "layer_scale_init":
+            return value is None
+        return value > 0 if key == "class_dropout_prob" else value
+
+    return [
+        f"{key}={value}"
+        for key, value in own.items()
+        if meaning(key, value) != meaning(key, read.get(key, defaults[key]))
+    ]
+
+
+@torch.no_grad()
+def init_from(model: DiffusionTransformer, classifier: ViT5) -> tuple[list[str], list[str], list[str]]:
+    """Copy a ViT-5 classifier's block weights into `model`'s blocks.
+
+    Returns names: taken; the model's that stay as they were; the classifier's that were not used. Blocks
+    that one of the two lacks, and all that only one has (adaLN, time, labels, output; norm weights, head),
+    are among the last two. ValueError where widths or head counts differ.
     """
     if model.hidden_size != classifier.config["embed_dim"]:
         raise ValueError(
             f"the classifier is {classifier.config['embed_dim']} wide, the model {model.hidden_size}; "
             "they must be equal"
+        )
+    if model.config["num_heads"] != classifier.config["num_heads"]:
+        raise ValueError(
+            f"the classifier has {classifier.config['num_heads']} heads, the model "
+            f"{model.config['num_heads']}; they must be equal"
         )
     source = classifier.state_dict()
     taken, left = [], []
@@ -187,7 +239,7 @@ def init_from(model: DiffusionTransformer, classifier: ViT5) -> tuple[list[str],
             taken.append(name)
         else:
             left.append(name)
-    return taken, left
+    return taken, left, [name for name in source if name not in taken]
 
 
 def new_diffusers_dit(
@@ -236,21 +288,34 @@ def _load_folder(folder: Path) -> Any:
         config = json.loads(config_path.read_text("utf-8"))
     except ValueError:
         raise ValueError(f"{config_path} is not readable JSON") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{config_path} holds no object")
     name = config.get("_class_name")
     if name in ("DiTTransformer2DModel", "Transformer2DModel"):
         return _diffusers_dit(folder, config)
     if name not in CLASSES:
         raise ValueError(f"{config_path} describes {name}; known are {', '.join(CLASSES)}")
     arguments = {key: value for key, value in config.items() if not key.startswith("_")}
-    model = CLASSES[name](**arguments)
+    try:
+        model = CLASSES[name](**arguments)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{config_path} does not describe a {name} ({error})") from None
     load_strictly(model, _folder_tensors(folder), folder)
     return model.eval()
 
 
 def _folder_tensors(folder: Path) -> State:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ValueError(f"{folder} has no safetensors file")
+    """The tensors of the index, of the standard file, or of the only file: nothing that lies beside."""
+    index = folder / f"{WEIGHTS}.index.json"
+    if index.is_file():
+        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        files = [folder / name for name in sorted(names)]
+    elif (folder / WEIGHTS).is_file():
+        files = [folder / WEIGHTS]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    if len(files) != 1 and not index.is_file():
+        raise ValueError(f"{folder} has {len(files)} safetensors files and no {WEIGHTS}")
     state: State = {}
     for file in files:
         state |= read_file(file)
@@ -271,7 +336,18 @@ def _diffusers_dit(folder: Path, config: dict[str, Any]) -> DiT:
         "ff.net.2": "mlp.fc2",
         "norm1.linear": "adaLN_modulation.1",
     }
+    lacking = [k for k in ("num_layers", "num_attention_heads", "sample_size") if k not in config]
+    if lacking:
+        raise ValueError(f"{folder / 'config.json'} lacks {', '.join(lacking)}")
     depth = config["num_layers"]
+    embedders = [key.split(".norm1.emb.") for key in theirs if ".norm1.emb." in key]
+    for block, name in embedders:
+        first_one = theirs.get(f"transformer_blocks.0.norm1.emb.{name}")
+        if first_one is None or not torch.equal(theirs[f"{block}.norm1.emb.{name}"], first_one):
+            raise ValueError(
+                f"{folder}: {block} embeds time or label otherwise than the first block; a DiT has one "
+                "embedding for all"
+            )
     first = "transformer_blocks.0.norm1.emb."
     try:
         for kind in ("weight", "bias"):

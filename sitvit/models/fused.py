@@ -6,7 +6,8 @@ written out; `torch.compile` fuses the plain code by itself, so they step aside 
 
     n = x r,  r = (mean(x^2) + eps)^(-1/2)       dx = r (g - n mean(g n))  for g = dL/dn
 
-They have a first derivative in reverse mode only; `plain()` switches to code that has all of them.
+They have a first derivative in reverse mode only; `plain()` switches to code that has others too (attention
+has them in SDPA's MATH backend alone).
 """
 
 import contextlib
@@ -100,4 +101,6 @@ def _inverse_rms(x: Tensor, eps: float) -> Tensor:
 
 def _turn(x: Tensor, table: Tensor) -> Tensor:
     """Multiply the pairs of x (..., d), seen as complex numbers, by `table`."""
-    return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * table).flatten(-2)
+    return torch.view_as_real(torch.view_as_complex(x.contiguous().unflatten(-1, (-1, 2))) * table).flatten(
+        -2
+    )

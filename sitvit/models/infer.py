@@ -53,6 +53,10 @@ def diffusion_arguments(
     if "reg_token" in state:
         arguments["num_registers"] = state["reg_token"].shape[1]
     table = state.get("pos_embed")
+    if table is not None and table.dim() != 3:
+        raise ValueError(f"pos_embed has the shape {tuple(table.shape)}; (1, patches, width) is needed")
+    if table is not None and input_size is None:
+        input_size = _fixed_size(table[0], patch)
     grid = _grid(0 if table is None else table.shape[1], patch, input_size)
     arguments["input_size"] = tuple(side * patch for side in grid)
     if table is None:
@@ -86,7 +90,7 @@ def classifier_arguments(
         "num_registers": state["reg_token"].shape[1] if "reg_token" in state else 0,
         "qkv_bias": f"{first}attn.qkv.bias" in state,
         "qk_norm": has_qk_norm,
-        "rope": has_qk_norm,
+        "rope": has_qk_norm or any(key.endswith(".attn.rope.freqs") for key in state),
         "layer_scale_init": 1e-4 if f"{first}gamma_1" in state else None,
         "norm_layer": "layernorm" if "norm.bias" in state else "rmsnorm",
         "class_position": class_position,
@@ -113,6 +117,16 @@ def _sizes(state: State, width: int, num_heads: int | None) -> dict[str, Any]:
     if found is None:
         raise ValueError(f"the number of heads at width {width} cannot be read off; give num_heads")
     return sizes | {"num_heads": found}
+
+
+def _fixed_size(table: Tensor, patch: int) -> tuple[int, int] | None:
+    """The size whose fixed position table this is, the square one first; None where it is learned."""
+    count, width = table.shape
+    sides = sorted((h for h in range(1, count + 1) if count % h == 0), key=lambda h: abs(h - count // h))
+    for rows in sides:
+        if width % 4 == 0 and torch.allclose(table.float(), sincos_2d(width, rows, count // rows), atol=1e-2):
+            return rows * patch, count // rows * patch
+    return None
 
 
 def _grid(num_patches: int, patch: int, input_size: tuple[int, int] | None) -> tuple[int, int]:

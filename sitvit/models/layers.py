@@ -186,7 +186,7 @@ class Block(nn.Module):
 
 
 def _add(x: Tensor, gate: Tensor | None, h: Tensor) -> Tensor:
-    """x + gate h in the type of x: the residual stream keeps its precision under autocast."""
+    """x + gate h in the type of x: a wider gate does not promote the residual stream."""
     return x + (h if gate is None else gate * h).to(x.dtype)
 
 

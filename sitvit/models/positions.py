@@ -69,6 +69,8 @@ def as_pair(size: int | Sequence[int]) -> tuple[int, int]:
 def check_grid(size: Sequence[int], patch_size: int, what: str) -> tuple[int, int]:
     """Rows and columns of patches of a (height, width); ValueError naming the nearest legal sizes."""
     height, width = size
+    if patch_size < 1:
+        raise ValueError(f"patch_size must be at least 1, got {patch_size}")
     for name, length in (("height", height), ("width", width)):
         if length < 1 or length % patch_size:
             lower = max(length // patch_size, 1) * patch_size

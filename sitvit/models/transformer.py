@@ -83,6 +83,18 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         super().__init__()
         size = as_pair(input_size)
         check_arguments(hidden_size, num_heads, rope, num_registers, norm, mlp)
+        for name, least, value in (
+            ("depth", 1, depth),
+            ("num_classes", 1, num_classes),
+            ("in_channels", 1, in_channels),
+        ):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        if not 0 <= class_dropout_prob < 1 or not 0 < mlp_ratio < math.inf:
+            raise ValueError(
+                f"class_dropout_prob must be from 0 to below 1 and mlp_ratio above 0, got "
+                f"{class_dropout_prob} and {mlp_ratio}"
+            )
         if positions not in POSITIONS:
             raise ValueError(f"positions must be one of {', '.join(POSITIONS)}, got {positions!r}")
         self.grid = check_grid(size, patch_size, "latent")
@@ -184,8 +196,9 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
     def _kept_tables(self, grid: tuple[int, int]) -> tuple[Tensor | None, Tensor | None]:
         if grid not in self._elsewhere:  # the last grid alone is kept
             fixed = self.positions_kind == "sincos"
-            positions = sincos_2d(self.hidden_size, *grid)[None].to(self.device) if fixed else None
-            rotation = None if self.rotation is None else self._rotation(grid).to(self.device)
+            with torch.inference_mode(False):  # what is kept must serve training too
+                positions = sincos_2d(self.hidden_size, *grid)[None].to(self.device) if fixed else None
+                rotation = None if self.rotation is None else self._rotation(grid).to(self.device)
             self._elsewhere = {grid: (positions, rotation)}
         return self._elsewhere[grid]
 
@@ -237,6 +250,9 @@ def check_arguments(
     hidden_size: int, num_heads: int, rope: bool, num_registers: int, norm: str, mlp: str
 ) -> None:
     """ValueError naming the argument of a transformer that does not fit, and what does."""
+    for name, size in (("hidden_size", hidden_size), ("num_heads", num_heads)):
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
     if hidden_size % num_heads or hidden_size % 4:
         raise ValueError(f"hidden_size {hidden_size} must be a multiple of num_heads {num_heads} and of 4")
     if rope and (hidden_size // num_heads) % 4:

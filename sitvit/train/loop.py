@@ -228,13 +228,14 @@ def start_from_classifier(model: SiT, path: Path) -> None:
     classifier, which = load_model(path)
     if not isinstance(classifier, ViT5):
         raise ValueError(f"train.init_from takes a ViT-5 classifier; {path} is a {type(classifier).__name__}")
-    taken, left = init_from(model, classifier)
+    taken, left, unused = init_from(model, classifier)
     blocks = {name.split(".")[1] for name in taken if name.startswith("blocks.")}
     fresh = sorted({name.split(".")[0] for name in left if not name.startswith("blocks.")})
     in_blocks = sorted({name.split(".", 2)[2] for name in left if name.startswith("blocks.")})
     runtime.say(
         f"from {which}: {len(taken)} tensors in {len(blocks)} of {len(model.blocks)} blocks; left as they "
-        f"were: {', '.join(fresh)}, and in blocks {', '.join(in_blocks) or 'nothing'}"
+        f"were: {', '.join(fresh)}, and in blocks {', '.join(in_blocks) or 'nothing'}; not used of the "
+        f"classifier: {', '.join(sorted({name.split('.')[0] for name in unused})) or 'nothing'}"
     )
 
 

@@ -179,9 +179,15 @@ def test_heads_that_cannot_be_read_off_are_asked_for(tmp_path):
         load_checkpoint(save(tmp_path, SIT.under("state/")))
 
 
-def test_a_rectangular_grid_is_asked_for(tmp_path):
+def test_a_rectangular_grid_is_read_off_fixed_positions_and_asked_for_with_learned_ones(tmp_path):
     model = sitvit.SiT(**{**SIT.config, "input_size": (4, 8)})
-    path = save(tmp_path, model.state_dict())
+    again = load(save(tmp_path, model.state_dict()))  # its fixed table tells the grid
+    assert (again.height, again.width) == (4, 8)
+    square = sitvit.SiT(**{**SIT.config, "input_size": (4, 16)})
+    again = load(save(tmp_path, square.state_dict()))
+    assert (again.height, again.width) == (4, 16)
+    learned = sitvit.SiT(**{**SIT.config, "input_size": (4, 8), "positions": "learned"})
+    path = save(tmp_path, learned.state_dict())
     with pytest.raises(ValueError, match="8 positions are no square grid; give input_size"):
         load(path)
     again = load(path, input_size=(4, 8))
@@ -251,7 +257,9 @@ def test_a_model_folder_and_a_run_load_alike(tmp_path, trained_run, capsys):
 def test_blocks_start_from_a_classifier_and_the_rest_is_left(tmp_path):
     classifier = random_classifier(img_size=32)
     model = randomized(depth=4)
-    taken, left = init_from(model, classifier)
+    taken, left, unused = init_from(model, classifier)
+    assert set(taken) | set(unused) == set(classifier.state_dict())
+    assert {"head.weight", "blocks.0.norm1.weight"} <= set(unused)
     assert set(taken) | set(left) == set(model.state_dict())
     assert not set(taken) & set(left)
     for name in taken:
@@ -260,6 +268,8 @@ def test_blocks_start_from_a_classifier_and_the_rest_is_left(tmp_path):
     assert {"blocks.3.attn.qkv.weight", "blocks.0.adaLN_modulation.1.weight", "pos_embed"} <= set(left)
     with pytest.raises(ValueError, match="the classifier is 32 wide, the model 64"):
         init_from(randomized(hidden_size=64), classifier)
+    with pytest.raises(ValueError, match="the classifier has 2 heads, the model 4"):
+        init_from(randomized(num_heads=4), classifier)
 
 
 def test_the_script_imports_and_exports(tmp_path):
@@ -276,3 +286,56 @@ def test_the_script_imports_and_exports(tmp_path):
     done = run_script("import_checkpoint", "folder", "back.pt", "--official", cwd=tmp_path)
     assert done.returncode == 2
     assert "back.pt is there already" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"norm": "layernorm"}, "norm=layernorm"),
+        ({"rope": False}, "rope=False"),
+        ({"mlp": "gelu"}, "mlp=gelu"),
+        ({"class_dropout_prob": 0}, "num_classes=5"),
+    ],
+)
+def test_an_export_that_a_reader_would_misunderstand_is_refused(tmp_path, changed, words):
+    model = randomized(input_size=8, **changed)
+    with pytest.raises(ValueError, match=f"cannot say .*{words}"):
+        save_official(model, tmp_path / "SiT.pt", ".pt")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="cannot say pool=mean"):
+        save_official(random_classifier(img_size=32, pool="mean"), tmp_path / "vit5.pt", ".pt")
+
+
+def test_a_tensor_that_is_there_twice_is_refused(tmp_path):
+    state = SIT.under("state/")
+    twice = {**state, "module.x_embedder.proj.bias": torch.zeros(48)}
+    with pytest.raises(ValueError, match="twice"):
+        load(save(tmp_path, twice))
+
+
+def test_prefixes_of_blocks_that_were_compiled_one_by_one_change_nothing(tmp_path):
+    state = {
+        key.replace("blocks.1.", "blocks.1._orig_mod."): value for key, value in SIT.under("state/").items()
+    }
+    assert_equal(forward(SIT, load(save(tmp_path, state))), SIT["out/forward"])
+
+
+def test_files_beside_a_models_weights_are_not_read(tmp_path):
+    model = randomized().eval()
+    model.save_pretrained(tmp_path)
+    save_file({k: v * 0 for k, v in official_state(model).items()}, tmp_path / "old.safetensors")
+    again = load_checkpoint(tmp_path)
+    assert torch.equal(again.blocks[0].attn.qkv.weight, model.blocks[0].attn.qkv.weight)
+
+
+@pytest.mark.parametrize("key", ["final_layer.linear.weight", "y_embedder.embedding_table.weight"])
+def test_a_missing_tensor_that_the_sizes_follow_from_is_named(tmp_path, key):
+    with pytest.raises(ValueError, match=f"SiT.pt: {key} is missing"):
+        load(save(tmp_path, without(key)))
+
+
+def test_a_grid_first_seen_in_inference_mode_can_be_trained_on():
+    model, x = randomized(), torch.randn(1, 4, 6, 8)
+    with torch.inference_mode():
+        model(x, torch.rand(1), torch.tensor([0]))
+    model(x, torch.rand(1), torch.tensor([0])).square().mean().backward()
