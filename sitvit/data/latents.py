@@ -6,8 +6,7 @@
                                 is there is whole
     manifest.json               settings, counts and the checksum of each shard; written last
 
-Shards and the batches in them are cut by image index alone, so a killed job goes on where it was and
-any number of processes writes the same bytes.
+`encode.py` writes it.
 """
 
 import json
