@@ -1,22 +1,21 @@
-"""Speed as ratios within one run: arms take turns in one process, so that the machine's mood hits all.
+"""Networks alone.
 
     python scripts/bench.py model --size S --batch-size 2 --dtype bf16 --compile
 
-Arms of `model`: diffusers' DiT of the same size (the yardstick), our DiT, our SiT on ViT-5. A round runs
-each arm once; the figure is the median of the rounds' ratios, its spread their quartiles.
+Arms of `model`: diffusers' DiT of the same size (the yardstick), our DiT, our SiT on ViT-5.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .models.presets import SIZES, build_model
+from ..models.presets import SIZES, build_model
+from .timing import interleave, ratio, saved_bytes
 
 LATENT = 32
 CLASSES = 1000
@@ -58,45 +57,6 @@ def bench_model(size: str, batch_size: int, dtype: str, rounds: int, compile_blo
     return lines
 
 
-def interleave(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each call in each round; two rounds before are not counted."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds + 2):
-        for name, call in calls.items():
-            _synchronize()
-            start = time.perf_counter()
-            call()
-            _synchronize()
-            if number >= 2:
-                times[name].append(time.perf_counter() - start)
-    return times
-
-
-def ratio(arm: list[float], base: list[float]) -> str:
-    """Median and quartiles of the ratios round by round."""
-    each = sorted(a / b for a, b in zip(arm, base, strict=True))
-    low, high = each[len(each) // 4], each[(3 * len(each)) // 4]
-    return f"{statistics.median(each):.3f} (quartiles {low:.3f} to {high:.3f})"
-
-
-def saved_bytes(call: Callable[[], object], model: nn.Module) -> int:
-    """Bytes that autograd keeps between forward and backward, each storage once, parameters apart."""
-    own = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
-    kept: dict[int, int] = {}
-    held: list[Any] = []  # a freed storage's address could come back
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        held.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        held.append(call())
-    return sum(kept.values())
-
-
 def _inputs(batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator().manual_seed(0)
@@ -135,7 +95,7 @@ def _call(
 
 
 def _diffusers_dit(size: str) -> nn.Module:
-    from .models.convert import new_diffusers_dit
+    from ..models.convert import new_diffusers_dit
 
     return new_diffusers_dit(**SIZES[size], input_size=LATENT, patch_size=2, num_classes=CLASSES)
 
@@ -147,8 +107,3 @@ def _open_gates(model: nn.Module) -> None:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

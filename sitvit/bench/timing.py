@@ -1,0 +1,56 @@
+"""Arms take turns in one process, so that the machine's mood hits all; a figure is a ratio of times.
+
+A round runs each arm once. A ratio is the median of the rounds' ratios, its spread their quartiles.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def interleave(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each call in each round; two rounds before are not counted."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 2):
+        for name, call in calls.items():
+            _synchronize()
+            start = time.perf_counter()
+            call()
+            _synchronize()
+            if number >= 2:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def ratio(arm: list[float], base: list[float]) -> str:
+    """Median and quartiles of the ratios round by round."""
+    each = sorted(a / b for a, b in zip(arm, base, strict=True))
+    low, high = each[len(each) // 4], each[(3 * len(each)) // 4]
+    return f"{statistics.median(each):.3f} (quartiles {low:.3f} to {high:.3f})"
+
+
+def saved_bytes(call: Callable[[], object], model: nn.Module) -> int:
+    """Bytes that autograd keeps between forward and backward, each storage once, parameters apart."""
+    own = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
+    kept: dict[int, int] = {}
+    held: list[Any] = []  # a freed storage's address could come back
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        held.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        held.append(call())
+    return sum(kept.values())
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

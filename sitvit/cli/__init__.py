@@ -1,0 +1,25 @@
+"""The verbs, as `scripts/` call them: parse, check, hand over. Heavy imports wait until they are needed."""
+
+from .bench import bench
+from .data import encode_latents, fetch_data
+from .evaluate import evaluate, report
+from .frame import explain, main
+from .generate import sample
+from .models import geometry, import_checkpoint
+from .train import train_autoencoder, train_classifier, train_sit
+
+__all__ = [
+    "bench",
+    "encode_latents",
+    "evaluate",
+    "explain",
+    "fetch_data",
+    "geometry",
+    "import_checkpoint",
+    "main",
+    "report",
+    "sample",
+    "train_autoencoder",
+    "train_classifier",
+    "train_sit",
+]

@@ -1,0 +1,31 @@
+"""The verb that measures speed: `bench.py WHAT`, each with options of its own."""
+
+from .frame import check_positive, make_parser
+
+
+def bench(arguments: list[str]) -> None:
+    """Measure speed as ratios."""
+    parser = make_parser("Measure speed as ratios between arms that take turns in one process.")
+    parser.add_argument("what", choices=list(BENCHES), help="what to measure; WHAT --help lists its options")
+    if not arguments or arguments[0] not in BENCHES:
+        parser.parse_args(arguments)  # says what is wrong, or helps
+    BENCHES[arguments[0]](arguments[1:])
+
+
+def _model(arguments: list[str]) -> None:
+    parser = make_parser("Networks alone: ours against diffusers' DiT, SiT on ViT-5 against vanilla.")
+    parser.add_argument("--size", default="S", choices=["S", "B", "L", "XL"], help="S")
+    parser.add_argument("--batch-size", type=int, default=2, help="2")
+    parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"], help="fp32, or bf16 autocast")
+    parser.add_argument("--rounds", type=int, default=11, help="11")
+    parser.add_argument("--compile", action="store_true", help="compile our networks by block")
+    options = parser.parse_args(arguments)
+    check_positive(options.batch_size, "--batch-size")
+    check_positive(options.rounds, "--rounds")
+    from ..bench.model import bench_model
+
+    for line in bench_model(options.size, options.batch_size, options.dtype, options.rounds, options.compile):
+        print(line)
+
+
+BENCHES = {"model": _model}
