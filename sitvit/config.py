@@ -25,6 +25,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from .flow.names import PATH_NAMES, PREDICTIONS, TIME_DISTRIBUTIONS, WEIGHTS
 from .models.presets import preset
 
 
@@ -67,6 +68,14 @@ class TrainConfig:
     init_from: str | None = None  # a ViT-5 classifier (folder or file) whose blocks a new run starts from
     num_steps: int = MISSING
     batch_size: int = 256  # over all processes
+    path: str = "linear"  # or gvp, vp
+    prediction: str = "velocity"  # or noise, score, data
+    loss_weight: str = "none"  # or velocity, likelihood
+    time_distribution: str = "uniform"  # or logit_normal, of time_mean and time_std
+    time_mean: float = 0.0
+    time_std: float = 1.0
+    time_shift: float = 1.0  # above 1: more time in the noise
+    time_interval: list[float] | None = None  # [t_min, t_max]; null: as path and prediction allow
     lr: float = 1e-4
     beta_1: float = 0.9
     beta_2: float = 0.999
@@ -123,6 +132,15 @@ class Config:
         rules += [
             ("train.seed", train.seed, train.seed < 2**63, "below 2^63"),
             ("train.lr", train.lr, 0 < train.lr < float("inf"), "above 0"),
+            ("train.time_std", train.time_std, 0 < train.time_std < math.inf, "above 0"),
+            ("train.time_shift", train.time_shift, 0 < train.time_shift < math.inf, "above 0"),
+            ("train.time_mean", train.time_mean, math.isfinite(train.time_mean), "a finite number"),
+            (
+                "train.time_interval",
+                train.time_interval,
+                _is_interval(train.time_interval),
+                "two times [t_min, t_max] with 0 <= t_min < t_max <= 1, or null",
+            ),
             ("train.clip_grad_norm", clip, clip is None or clip > 0, "above 0, or null"),
             ("model.class_dropout_prob", dropout, 0 <= dropout < 1, "from 0 to below 1"),
             (
@@ -131,6 +149,16 @@ class Config:
                 ramps <= train.num_steps,
                 f"at most train.num_steps = {train.num_steps}",
             ),
+        ]
+        rules += [
+            (f"train.{name}", value, value in known, f"one of {', '.join(known)}")
+            for name, known in (
+                ("path", PATH_NAMES),
+                ("prediction", PREDICTIONS),
+                ("loss_weight", WEIGHTS),
+                ("time_distribution", TIME_DISTRIBUTIONS),
+            )
+            for value in [getattr(train, name)]
         ]
         problems += [f"{key} must be {rule}, got {value}" for key, value, ok, rule in rules if not ok]
         try:
@@ -350,6 +378,10 @@ def _set(values: Any, types: dict[str, str], key: str, value: Any) -> str | None
     except OmegaConfBaseException:
         pass
     return f"{key} must be of type {wanted.replace(' | None', ' or null')}, got {value!r}"
+
+
+def _is_interval(value: list[float] | None) -> bool:
+    return value is None or (len(value) == 2 and 0 <= value[0] < value[1] <= 1)
 
 
 def _is_int(value: Any) -> bool:

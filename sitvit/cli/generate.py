@@ -1,9 +1,26 @@
 """The verb that makes images."""
 
+import argparse
 from pathlib import Path
 
 from .. import runtime
 from .frame import make_parser
+
+SAMPLER_PARTS = {
+    "method": (
+        str,
+        "euler, midpoint, heun, rk4, dopri5, dopri5_per_image, ...; euler-maruyama, stochastic-heun",
+    ),
+    "num_steps": (int, "network steps of a method that does not choose them"),
+    "shift": (float, "above 1: more of the steps in the noise"),
+    "atol": (float, "of an adaptive method"),
+    "rtol": (float, "of an adaptive method"),
+    "diffusion": (str, "of an SDE: constant, SBDM, sigma, linear, decreasing, increasing-decreasing"),
+    "diffusion_norm": (float, "its factor"),
+    "last_step": (str, "of an SDE: none, Mean, Tweedie, Euler"),
+    "last_step_size": (float, "its size in t; 0 with none"),
+}
+"""What of a preset can be replaced on the command line: type and help."""
 
 
 def sample(arguments: list[str]) -> None:
@@ -22,13 +39,25 @@ def sample(arguments: list[str]) -> None:
         help="balanced (default), random, or class names and labels used in turn",
     )
     parser.add_argument("--seed", type=int, default=0, help="0")
-    parser.add_argument("--cfg-scale", type=float, default=1.0, help="guidance; 1 is off (1)")
-    parser.add_argument("--method", default="heun", help="ODE method: heun (default) or euler")
-    parser.add_argument("--num-steps", type=int, default=50, help="steps of the method (50)")
+    _add_sampler(parser)
+    _add_guidance(parser)
     parser.add_argument("--batch-size", type=int, default=50, help="images at once (50)")
     parser.add_argument("--out", type=Path, help="folder (default: named by the settings, in the run)")
     parser.add_argument("--autoencoder", help="where the autoencoder lies now, if it moved")
     options = parser.parse_args(arguments)
+    from ..flow.guidance import Guidance
+    from ..flow.samplers import find_sampler
+
+    parts = {part: getattr(options, part) for part in SAMPLER_PARTS}
+    parts["interval"] = options.interval and tuple(options.interval)
+    chosen = {part: value for part, value in parts.items() if value is not None}
+    sampler = find_sampler(options.sampler, chosen)
+    guidance = Guidance(
+        options.cfg_scale,
+        tuple(options.guidance_interval),
+        None if options.guided_channels == "all" else int(options.guided_channels),
+        options.guidance_rescale,
+    )
     from ..generate.generation import generate, resolve_labels
     from ..generate.samples import Samples
     from ..report.figures import grid_figure, save_figure
@@ -42,9 +71,8 @@ def sample(arguments: list[str]) -> None:
         options.num_images,
         resolve_labels(options.labels, checkpoint.class_names),
         options.seed,
-        options.cfg_scale,
-        options.method,
-        options.num_steps,
+        sampler,
+        guidance,
         options.batch_size,
         options.autoencoder,
     )
@@ -52,3 +80,33 @@ def sample(arguments: list[str]) -> None:
         grid = out / "grid.png"
         save_figure(grid, lambda: grid_figure(Samples(out), out.name))
         runtime.say(f"look at {grid}")
+
+
+def _add_sampler(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sampler",
+        default="heun",
+        help="heun (default, 50 steps), or a published protocol: sit-sde, sit-ode, sit-heun; options below "
+        "replace parts of it",
+    )
+    for part, (kind, text) in SAMPLER_PARTS.items():
+        parser.add_argument(f"--{part.replace('_', '-')}", type=kind, help=text)
+    parser.add_argument(
+        "--interval", type=float, nargs=2, metavar=("T_MIN", "T_MAX"), help="sample from t to t (as it can)"
+    )
+
+
+def _add_guidance(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cfg-scale", type=float, default=1.0, help="guidance; 1 is off (1)")
+    parser.add_argument(
+        "--guidance-interval",
+        type=float,
+        nargs=2,
+        default=(0.0, 1.0),
+        metavar=("LOW", "HIGH"),
+        help="guide for t in it (0 1)",
+    )
+    parser.add_argument(
+        "--guided-channels", default="all", choices=["all", "3"], help="all (default), or 3 as published"
+    )
+    parser.add_argument("--guidance-rescale", type=float, default=0.0, help="0 (default, off) to 1")

@@ -33,12 +33,13 @@ def generator(seed: int, purpose: int, step: int, position: int) -> np.random.Ge
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """A process's slice of a global batch: `ids` (B,) are cache positions, the rest as in DESIGN."""
+    """A process's slice of a global batch: `ids` (B,) are cache positions, `u` (B,) uniform draws in [0, 1]
+    of which a distribution makes the times; noise `x_0`, latents `x_1` and `labels` as everywhere."""
 
     ids: np.ndarray
     x_0: Tensor
     x_1: Tensor
-    t: Tensor
+    u: Tensor
     labels: Tensor
 
 
@@ -85,7 +86,7 @@ class TrainingStream:
             ids=ids,
             x_0=x_0,
             x_1=latents_of_moments(moments, posterior_noise, self.cache.autoencoder),
-            t=torch.from_numpy(time.astype(np.float32)),
+            u=torch.from_numpy(time.astype(np.float32)),
             labels=torch.from_numpy(labels),
         )
 

@@ -12,6 +12,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,10 @@ from torch import Tensor
 from .. import runtime
 from ..data.autoencoder import Autoencoder, pixels_to_images
 from ..data.stream import LABELS, SAMPLING, generator
-from ..flow.guidance import check_cfg_scale, classifier_free_guidance
-from ..flow.ode import METHODS, check_method, integrate, uniform_times
+from ..flow.guidance import Guidance
+from ..flow.parameterization import as_velocity
+from ..flow.paths import find_path
+from ..flow.samplers import Sampler
 from ..models.sit import SiT
 from ..train.checkpoint import Checkpoint
 from . import samples
@@ -39,9 +42,8 @@ def generate(
     num_images: int,
     labels: str | list[int],
     seed: int,
-    cfg_scale: float,
-    method: str,
-    num_steps: int,
+    sampler: Sampler,
+    guidance: Guidance,
     batch_size: int,
     autoencoder_name: str | None,
 ) -> Path:
@@ -54,14 +56,16 @@ def generate(
         ValueError: settings that do not fit the checkpoint, each before the first image.
         FloatingPointError: the network's output is not finite, naming the images.
     """
-    check_numbers(num_images, seed, cfg_scale, method, num_steps, batch_size)
+    check_numbers(num_images, seed, batch_size)
     weights = checkpoint.weights_name(weights)
     network = checkpoint.load_network(weights)
     check_labels(labels, network.num_classes)
     state = runtime.processes()
     autoencoder = Autoencoder(autoencoder_name or checkpoint.autoencoder.name, state.device)
     autoencoder.identity.check(checkpoint.autoencoder)
-    null_label = network.null_label if cfg_scale > 1 else None
+    guidance.check_channels(network.in_channels)
+    null_label = None if guidance.is_off else network.null_label
+    path, prediction = find_path(checkpoint.record["path"]), checkpoint.record["prediction"]
     settings = SampleSettings(
         weights=weights,
         weights_sha256=checkpoint.weights_sha256(weights),
@@ -71,14 +75,16 @@ def generate(
         seed=seed,
         num_images=num_images,
         labels=labels,
-        method=method,
-        num_steps=num_steps,
-        cfg_scale=cfg_scale,
-        guided_channels="all",
+        path=path.name,
+        prediction=prediction,
+        sampler=sampler.settings(),
+        cfg_scale=guidance.cfg_scale,
+        guidance_interval=list(guidance.interval),
+        guided_channels=guidance.channels,
+        guidance_rescale=guidance.rescale,
         batch_size=min(batch_size, num_images),
         precision="float32",
         uint8_rule=UINT8_RULE,
-        path=checkpoint.record["path"],
     )
     out = out or default_folder(checkpoint, settings)
     if state.is_main_process:
@@ -90,21 +96,38 @@ def generate(
         runtime.say(f"{out}: all {num_images} images are there already")
         return out
 
+    if sampler.couples_the_batch:
+        runtime.say(
+            f"{sampler.method} shares its step over a batch: an image moves, within its tolerance, with its "
+            "batch mates; dopri5_per_image and fixed steps do not"
+        )
     network.to(state.device)
+    evaluations: list[int] = []
     num_classes = len(checkpoint.class_names)
     start = time.monotonic()
 
     def batch_of_images(indices: range, on_step: Callable[[], object]) -> np.ndarray:
         batch_labels = labels_of(labels, indices, num_classes, seed).to(state.device)
-        velocity = classifier_free_guidance(network, batch_labels, null_label, cfg_scale)
-        x_0 = noise_of(seed, indices, network).to(state.device)
-        latents = integrate(velocity, x_0, uniform_times(num_steps), method, on_step)
-        pixels = autoencoder.decode(latents)
+        guided = guidance.bind(network, batch_labels, null_label)
+        velocity = as_velocity(guided, path, prediction)
+        noise = partial(noise_of, seed, indices, network)
+        solution = sampler.sample(
+            velocity,
+            path,
+            prediction,
+            noise(0).to(state.device),
+            lambda step: noise(step + 1).to(state.device),
+            on_step,
+        )
+        evaluations.append(solution.num_evaluations)
+        pixels = autoencoder.decode(solution.state)
         if not torch.isfinite(pixels).all():
             raise FloatingPointError("the decoded images are not finite")
         return pixels_to_images(pixels).cpu().numpy()
 
-    _write_missing(out, settings, state.process_index, state.num_processes, batch_of_images)
+    _write_missing(
+        out, settings, sampler.num_ticks, state.process_index, state.num_processes, batch_of_images
+    )
     state.wait_for_everyone()
     if state.is_main_process:
         record = {
@@ -114,7 +137,7 @@ def generate(
             "step": checkpoint.step,
             "trained_on": checkpoint.record["images"],
             "trained_on_fingerprint": checkpoint.record["images_fingerprint"],
-            "num_evaluations": num_steps * METHODS[method].num_evaluations,
+            "num_evaluations": sampler.num_evaluations or [min(evaluations), max(evaluations)],
             "device": state.device.type,
             "num_processes": state.num_processes,
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
@@ -123,7 +146,11 @@ def generate(
             "peak_memory_mib": runtime.peak_memory_mib(),
         }
         runtime.write_json(out / samples.RECORD, record)
-        runtime.say(f"{out}: {num_images} images of {weights} at step {checkpoint.step}")
+        calls = record["num_evaluations"]
+        runtime.say(
+            f"{out}: {num_images} images of {weights} at step {checkpoint.step}, {sampler.method}, network "
+            f"evaluations (NFE) {calls if isinstance(calls, int) else ' to '.join(map(str, calls))}"
+        )
     state.wait_for_everyone()
     return out
 
@@ -132,6 +159,7 @@ def generate(
 def _write_missing(
     out: Path,
     settings: SampleSettings,
+    num_ticks: int | None,
     process_index: int,
     num_processes: int,
     batch_of_images: Callable[[range, Callable[[], object]], np.ndarray],
@@ -152,32 +180,31 @@ def _write_missing(
     mine = sum(min(batch.stop, total) - batch.start for batch in batches)
     if todo < mine:
         runtime.say(f"continuing {out}: {mine - todo} of {mine} images are there already")
-    steps_per_batch = settings.num_steps
-    num_steps = steps_per_batch * sum(bool(indices) for indices in missing.values())
+    # A method that chooses its steps has a bar of batches.
+    num_ticks, unit = (1, " batches") if num_ticks is None else (num_ticks, " steps")
+    in_batch = unit == " steps"
+    total = num_ticks * sum(bool(indices) for indices in missing.values())
     with (
         runtime.StopRequest() as stop,
-        runtime.progress(num_steps, 0, f"sampling {todo} images", " steps") as bar,
+        runtime.progress(total, 0, f"sampling {todo} images", unit) as bar,
     ):
         for batch, indices in missing.items():
             if not indices:
                 continue
             try:
-                images = batch_of_images(batch, bar.update)
+                images = batch_of_images(batch, bar.update if in_batch else lambda: None)
             except FloatingPointError as error:
                 raise FloatingPointError(f"images {batch.start} to {batch.stop - 1}: {error}") from None
             for index in indices:
                 samples.write_image(samples.image_path(out, index), images[index - batch.start])
+            if not in_batch:
+                bar.update()
             if stop.requested:
                 raise KeyboardInterrupt("stopped; the same command continues with the next images")
 
 
-def check_numbers(
-    num_images: int, seed: int, cfg_scale: float, method: str, num_steps: int, batch_size: int
-) -> None:
-    """ValueError naming the first setting that makes no sense for any checkpoint."""
-    check_cfg_scale(cfg_scale)
-    uniform_times(num_steps)
-    check_method(method)
+def check_numbers(num_images: int, seed: int, batch_size: int) -> None:
+    """ValueError naming the first number that makes no sense for any checkpoint."""
     for name, value in (("num_images", num_images), ("batch_size", batch_size)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
@@ -233,11 +260,14 @@ def labels_of(rule: str | list[int], indices: range, num_classes: int, seed: int
     return torch.tensor([int(draw) for draw in draws])
 
 
-def noise_of(seed: int, indices: range, network: SiT) -> Tensor:
-    """x_0 (B, C, H, W) float32 of the images `indices`; image i's noise is its own whatever the batch."""
+def noise_of(seed: int, indices: range, network: SiT, draw: int = 0) -> Tensor:
+    """Noise (B, C, H, W) float32 of the images `indices`; image i's is its own whatever the batch.
+
+    Draw 0 is x_0; draw k + 1 belongs to step k of an SDE.
+    """
     shape = (network.in_channels, network.height, network.width)
     draws = [
-        generator(seed, SAMPLING, 0, index).standard_normal(shape, dtype=np.float32) for index in indices
+        generator(seed, SAMPLING, draw, index).standard_normal(shape, dtype=np.float32) for index in indices
     ]
     return torch.from_numpy(np.stack(draws))
 
@@ -245,9 +275,14 @@ def noise_of(seed: int, indices: range, network: SiT) -> Tensor:
 def default_folder(checkpoint: Checkpoint, settings: SampleSettings) -> Path:
     """RUN/samples/NAME, where NAME tells the settings that people vary."""
     rule = settings.labels if isinstance(settings.labels, str) else "chosen"
+    guidance = f"cfg{settings.cfg_scale:g}"
+    if settings.guided_channels is not None:
+        guidance += f"-ch{settings.guided_channels}"
+    if settings.guidance_interval != [0, 1]:
+        guidance += "-t{:g}to{:g}".format(*settings.guidance_interval)
     name = (
-        f"step_{checkpoint.step:07d}-{settings.weights}-{settings.method}{settings.num_steps}"
-        f"-cfg{settings.cfg_scale:g}-seed{settings.seed}-n{settings.num_images}-{rule}"
+        f"step_{checkpoint.step:07d}-{settings.weights}-{settings.sampler['name']}"
+        f"-{guidance}-seed{settings.seed}-n{settings.num_images}-{rule}"
     )
     parent = checkpoint.folder.parent
     return (parent.parent if parent.name == "checkpoints" else checkpoint.folder) / "samples" / name

@@ -17,7 +17,7 @@ from PIL import Image
 from .. import runtime
 from ..data.images import is_image, read_image
 
-FORMAT = 1
+FORMAT = 2
 RECORD = "samples.json"
 
 
@@ -33,14 +33,16 @@ class SampleSettings:
     seed: int
     num_images: int
     labels: str | list[int]  # "balanced", "random", or labels used in turn
-    method: str
-    num_steps: int
+    path: str
+    prediction: str
+    sampler: dict[str, Any]  # the fields of a flow.samplers class
     cfg_scale: float
-    guided_channels: str
+    guidance_interval: list[float]
+    guided_channels: int | None  # None: all
+    guidance_rescale: float
     batch_size: int
     precision: str
     uint8_rule: str
-    path: str
 
 
 def begin(out: Path, settings: SampleSettings) -> None:
@@ -56,12 +58,20 @@ def begin(out: Path, settings: SampleSettings) -> None:
             raise ValueError(f"{out} has files that are no samples; choose another --out")
         runtime.write_json(path, wanted)
     found = runtime.read_record(path, [])
-    for key, value in wanted.items():
-        if found.get(key) != value:
+    old, new = _leaves(found), _leaves(wanted)
+    for key in [*new, *old]:
+        if old.get(key) != new.get(key):
             raise ValueError(
-                f"{out} holds samples made with {key} = {found.get(key)}, not {value}; choose another "
+                f"{out} holds samples made with {key} = {old.get(key)}, not {new.get(key)}; choose another "
                 "--out, or delete that folder"
             )
+
+
+def _leaves(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in record.items():
+        leaves |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return leaves
 
 
 def image_path(out: Path, index: int) -> Path:

@@ -116,7 +116,7 @@ def grid_title(run: Run, made: Samples) -> str:
     record = made.record
     return (
         f"{run.model}, {record['weights']} at step {record['step']}, "
-        f"{record['method']} {record['num_steps']} steps, cfg {record['cfg_scale']:g}, seed {record['seed']}"
+        f"{record['sampler']['name']}, cfg {record['cfg_scale']:g}, seed {record['seed']}"
     )
 
 

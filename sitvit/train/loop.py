@@ -8,10 +8,13 @@ from typing import Any
 import torch
 
 from .. import runtime
-from ..config import Config, dump_config, load_config
+from ..config import Config, TrainConfig, dump_config, load_config
 from ..data.latents import LatentCache
 from ..data.stream import TrainingStream
-from ..flow.paths import Linear
+from ..flow.intervals import training_interval
+from ..flow.objective import Objective
+from ..flow.paths import find_path
+from ..flow.times import TimeDistribution
 from ..models.convert import init_from, load_model
 from ..models.sit import SiT
 from ..models.vit5 import ViT5
@@ -99,7 +102,9 @@ def train(config: Config) -> None:
     wrapped, prepared_optimizer = handle.prepare(model, optimizer)
     wrapped.train()
 
-    # Stream, log.
+    # Objective, stream, log.
+    objective = Objective(find_path(settings.path), settings.prediction, settings.loss_weight)
+    times = time_distribution(settings, objective)
     stream = TrainingStream(
         cache,
         settings.seed,
@@ -136,8 +141,8 @@ def train(config: Config) -> None:
                     "latents_fingerprint": cache.fingerprint,
                     "images": cache.manifest["images"],
                     "images_fingerprint": cache.manifest["images_fingerprint"],
-                    "path": Linear().name,
-                    "prediction": "velocity",
+                    "path": settings.path,
+                    "prediction": settings.prediction,
                     "num_parameters": num_parameters,
                     "losses_since_log": window,
                     "seconds": seconds_before + time.monotonic() - start,
@@ -165,7 +170,8 @@ def train(config: Config) -> None:
                     wrapped,
                     prepared_optimizer,
                     batch,
-                    Linear(),
+                    objective,
+                    times,
                     lr,
                     settings.clip_grad_norm,
                 )
@@ -221,6 +227,16 @@ def build_network(config: Config, cache: LatentCache) -> SiT:
     with torch.random.fork_rng():
         torch.manual_seed(config.train.seed)
         return SiT(input_size=(height, width), in_channels=channels, **arguments)
+
+
+def time_distribution(settings: TrainConfig, objective: Objective) -> TimeDistribution:
+    """How training times are drawn; from where path, prediction and weight allow, unless it is given."""
+    interval = training_interval(objective.path, objective.prediction, objective.weight)
+    if settings.time_interval is not None:
+        interval = (settings.time_interval[0], settings.time_interval[1])
+    return TimeDistribution(
+        settings.time_distribution, settings.time_mean, settings.time_std, settings.time_shift, interval
+    )
 
 
 def start_from_classifier(model: SiT, path: Path) -> None:

@@ -7,8 +7,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ..data.stream import TrainingBatch
-from ..flow.objective import velocity_loss
-from ..flow.paths import Linear
+from ..flow.objective import Objective
+from ..flow.times import TimeDistribution
 
 
 class NonFiniteLoss(ValueError):
@@ -20,7 +20,8 @@ def training_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     batch: TrainingBatch,
-    path: Linear,
+    objective: Objective,
+    times: TimeDistribution,
     lr: float,
     clip_grad_norm: float | None,
 ) -> tuple[float, float]:
@@ -31,11 +32,11 @@ def training_step(
     Raises:
         NonFiniteLoss: on every process together, before the weights are touched.
     """
-    x_0, x_1, t, labels = (
-        tensor.to(handle.device) for tensor in (batch.x_0, batch.x_1, batch.t, batch.labels)
+    x_0, x_1, u, labels = (
+        tensor.to(handle.device) for tensor in (batch.x_0, batch.x_1, batch.u, batch.labels)
     )
     with handle.autocast():
-        losses = velocity_loss(lambda x, t: model(x, t, labels), path, x_0, x_1, t)  # (B,)
+        losses = objective.loss(lambda x, t: model(x, t, labels), x_0, x_1, times.quantile(u))  # (B,)
     loss = losses.mean()
     handle.backward(loss)
     limit = math.inf if clip_grad_norm is None else clip_grad_norm

@@ -18,7 +18,7 @@ def stream(cache, **changes):
 
 
 def tensors(batch):
-    return [torch.from_numpy(batch.ids), batch.x_0, batch.x_1, batch.t, batch.labels]
+    return [torch.from_numpy(batch.ids), batch.x_0, batch.x_1, batch.u, batch.labels]
 
 
 @settings(max_examples=20, deadline=None)
@@ -55,7 +55,7 @@ def test_a_batch_larger_than_the_data_wraps(cache):
 
 def test_noise_and_times_differ_between_positions_steps_and_seeds(cache):
     batches = [stream(cache, seed=seed).batch(step, range(8)) for seed, step in [(0, 0), (0, 1), (1, 0)]]
-    times = torch.cat([batch.t for batch in batches])
+    times = torch.cat([batch.u for batch in batches])
     noises = torch.cat([batch.x_0 for batch in batches]).flatten(1)
     assert len(times.unique()) == 24
     assert len(noises.unique(dim=0)) == 24
@@ -70,8 +70,8 @@ def test_the_draws_have_the_distributions_that_they_should(cache):
     ran = stream(cache, batch_size=2000)
     batch = ran.batch(0, range(2000))
     # five standard errors of 2,000 draws
-    assert batch.t.mean() == pytest.approx(0.5, abs=5 * 0.2887 / 2000**0.5)
-    assert batch.t.std() == pytest.approx(0.2887, abs=0.01)
+    assert batch.u.mean() == pytest.approx(0.5, abs=5 * 0.2887 / 2000**0.5)
+    assert batch.u.std() == pytest.approx(0.2887, abs=0.01)
     dropped = (batch.labels == 10).float().mean()
     assert dropped == pytest.approx(0.1, abs=5 * 0.3 / 2000**0.5)
     assert batch.x_0.mean() == pytest.approx(0, abs=5 / batch.x_0.numel() ** 0.5)

@@ -22,6 +22,8 @@ from sitvit.eval.evaluate import Reconstructions, evaluate, measure
 from sitvit.eval.features import EXTRACTORS, FashionFeatures
 from sitvit.eval.metrics import frechet_distance
 from sitvit.eval.protocol import Protocol, write_metrics
+from sitvit.flow.guidance import Guidance
+from sitvit.flow.samplers import FixedOde
 from sitvit.generate.generation import generate
 from sitvit.train.checkpoint import find_checkpoint
 
@@ -43,7 +45,8 @@ def few(monkeypatch, images):
 def made(trained_run, tmp_path, few):
     return generate(
         find_checkpoint(str(trained_run)), "ema", tmp_path / "made", num_images=20, labels="balanced",
-        seed=0, cfg_scale=1.0, method="euler", num_steps=2, batch_size=10, autoencoder_name=None,
+        seed=0, sampler=FixedOde("euler", 2), guidance=Guidance(), batch_size=10,
+        autoencoder_name=None,
     )  # fmt: skip
 
 
@@ -98,7 +101,7 @@ def test_an_evaluation_writes_its_numbers_with_the_whole_protocol(made):
     protocol = written["protocol"]
     assert protocol["num_samples"] == 20
     assert protocol["num_reference"] == 64
-    for key in ("weights_sha256", "seed", "cfg_scale", "method", "num_steps", "labels", "autoencoder"):
+    for key in ("weights_sha256", "seed", "cfg_scale", "sampler", "labels", "autoencoder"):
         assert key in protocol["samples"]
     assert len(protocol["features"]["sha256"]) == 64
     assert path.parent == made

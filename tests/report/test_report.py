@@ -9,6 +9,8 @@ from PIL import Image
 
 from sitvit.data import images as image_sources
 from sitvit.eval.evaluate import evaluate
+from sitvit.flow.guidance import Guidance
+from sitvit.flow.samplers import FixedOde
 from sitvit.generate.generation import generate
 from sitvit.report.html import write_report
 from sitvit.train.checkpoint import find_checkpoint
@@ -22,7 +24,7 @@ def run(trained_run, tmp_path, monkeypatch, images):
     for name, scale in (("plain", 1.0), ("guided", 3.0)):
         made = generate(
             find_checkpoint(str(folder)), "ema", folder / "samples" / name, num_images=20,
-            labels="balanced", seed=0, cfg_scale=scale, method="euler", num_steps=2, batch_size=10,
+            labels="balanced", seed=0, sampler=FixedOde("euler", 2), guidance=Guidance(scale), batch_size=10,
             autoencoder_name=None,
         )  # fmt: skip
         evaluate(str(made), None, 10, None)

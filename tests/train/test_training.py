@@ -9,6 +9,13 @@ import torch
 from safetensors.torch import load_file
 
 from sitvit.data.stream import TrainingStream
+from sitvit.flow.guidance import Guidance
+from sitvit.flow.objective import Objective
+from sitvit.flow.paths import find_path
+from sitvit.flow.samplers import Sde
+from sitvit.flow.times import TimeDistribution
+from sitvit.generate.generation import generate
+from sitvit.generate.samples import Samples
 from sitvit.models.presets import preset
 from sitvit.models.sit import SiT
 from sitvit.models.vit5 import ViT5
@@ -178,10 +185,13 @@ def test_a_step_is_the_textbook_step(cache):
     batch = TrainingStream(cache, 0, 8, False, 0.1, 10).batch(0, range(8))
     handle = Accelerator()
     wrapped, optimizer = handle.prepare(ours, make_optimizer(ours, 1.0, (0.9, 0.99), 0.01))
-    loss, norm = step.training_step(handle, wrapped, optimizer, batch, loop.Linear(), 1e-2, 0.5)
+    objective = Objective(find_path("linear"))
+    loss, norm = step.training_step(
+        handle, wrapped, optimizer, batch, objective, TimeDistribution(), 1e-2, 0.5
+    )
 
-    x_t = batch.t.view(-1, 1, 1, 1) * batch.x_1 + (1 - batch.t).view(-1, 1, 1, 1) * batch.x_0
-    expected = (theirs(x_t, batch.t, batch.labels) - (batch.x_1 - batch.x_0)).square().mean()
+    x_t = batch.u.view(-1, 1, 1, 1) * batch.x_1 + (1 - batch.u).view(-1, 1, 1, 1) * batch.x_0
+    expected = (theirs(x_t, batch.u, batch.labels) - (batch.x_1 - batch.x_0)).square().mean()
     expected.backward()
     parameters = [p for p in theirs.parameters() if p.requires_grad]
     expected_norm = torch.nn.utils.clip_grad_norm_(parameters, 0.5)
@@ -193,8 +203,41 @@ def test_a_step_is_the_textbook_step(cache):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("path", "prediction", "weight"),
+    [("gvp", "noise", "velocity"), ("vp", "score", "likelihood"), ("linear", "data", "velocity")],
+)
+def test_any_objective_trains_and_samples_as_what_it_is(tiny_config, tmp_path, path, prediction, weight):
+    train(
+        tiny_config(
+            "run",
+            f"train.path={path}",
+            f"train.prediction={prediction}",
+            f"train.loss_weight={weight}",
+            "train.time_distribution=logit_normal",
+        )
+    )
+    checkpoint = find_checkpoint(str(tmp_path / "run"))
+    assert (checkpoint.record["path"], checkpoint.record["prediction"]) == (path, prediction)
+    made = generate(
+        checkpoint, "ema", tmp_path / "out", num_images=2, labels="balanced", seed=0,
+        sampler=Sde(num_steps=3), guidance=Guidance(), batch_size=2, autoencoder_name=None,
+    )  # fmt: skip
+    record = Samples(made).record
+    assert (record["path"], record["prediction"]) == (path, prediction)
+
+
+def test_training_times_come_from_the_users_interval_or_from_what_the_objective_allows(tiny_config):
+    objective = Objective(find_path("linear"), "noise")
+    settings = tiny_config("run").train
+    assert loop.time_distribution(settings, objective).interval == (1e-3, 1 - 1e-3)
+    settings = tiny_config("run", "train.time_interval=[0.1,0.95]", "train.time_shift=2").train
+    times = loop.time_distribution(settings, objective)
+    assert times == TimeDistribution(shift=2.0, interval=(0.1, 0.95))
+
+
 def test_a_loss_that_is_not_finite_stops_before_it_reaches_a_weight(tiny_config, tmp_path, monkeypatch):
-    original = step.velocity_loss
+    original = Objective.loss
     calls = [0]
 
     def broken(*arguments):
@@ -202,7 +245,7 @@ def test_a_loss_that_is_not_finite_stops_before_it_reaches_a_weight(tiny_config,
         return original(*arguments) * (math.nan if calls[0] == 5 else 1)
 
     with monkeypatch.context() as patch:
-        patch.setattr(step, "velocity_loss", broken)
+        patch.setattr(Objective, "loss", broken)
         with pytest.raises(ValueError, match=r"stopped at step 5: loss nan.*images \[.*step_0000003"):
             train(tiny_config("run"))
     saved = latest_checkpoint(tmp_path / "run")

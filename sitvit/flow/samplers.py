@@ -1,0 +1,330 @@
+"""Samplers: all that turns a velocity and noise into data, with the published protocols by name.
+
+    heun      50 steps of Heun: what sitvit takes unless told otherwise
+    sit-sde   SiT's headline: Euler-Maruyama, 250 network steps, diffusion sigma, a last step Mean of 0.04
+    sit-ode   the official code's ODE: dopri5 through torchdiffeq, atol 1e-6, rtol 1e-3
+    sit-heun  the paper's ODE of 250 evaluations: Heun, 125 steps
+
+The official code counts grid points: N points are N - 1 steps, and an SDE's last step is one of the N.
+`num_steps` counts network steps. So N points of the SDE with a last step are `num_steps = N` (N - 1 along
+the grid and the last one), and N points of anything else are N - 1: `from_grid_points`.
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .evaluations import NoiseSource, Solution
+from .intervals import Interval, check_interval, ode_interval, sde_interval
+from .ode import ADAPTIVE, METHODS, PER_IMAGE, check_method, check_tolerances, integrate
+from .parameterization import Velocity
+from .paths import Path
+from .sde import SDE_METHODS, Diffusion, check_sde, integrate_sde
+from .times import check_steps, grid
+
+
+def _no_progress() -> None:
+    pass
+
+
+class Sampler(ABC):
+    """What all samplers have."""
+
+    method: str
+    interval: Interval | None  # from where to where; None: as path, prediction and diffusion allow
+    couples_the_batch = False  # whether an image moves, within a tolerance, with its batch mates
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Short: the method and what people vary first."""
+
+    def settings(self) -> dict[str, Any]:
+        """All that the way depends on, as JSON has it."""
+        assert dataclasses.is_dataclass(self)
+        fields = {key: list(v) if isinstance(v, tuple) else v for key, v in dataclasses.asdict(self).items()}
+        return {"name": self.name, **fields}
+
+    @property
+    @abstractmethod
+    def num_evaluations(self) -> int | None:
+        """Network calls, or None where the method chooses them."""
+
+    @property
+    @abstractmethod
+    def num_ticks(self) -> int | None:
+        """How often `on_step` is called, or None where the method chooses."""
+
+    @abstractmethod
+    def times(self, path: Path, prediction: str) -> list[float]:
+        """The grid that the network is called on; of an adaptive method its ends."""
+
+    @abstractmethod
+    def sample(
+        self,
+        velocity: Velocity,
+        path: Path,
+        prediction: str,
+        x_0: Tensor,
+        noise: NoiseSource,
+        on_step: Callable[[], object] = _no_progress,
+    ) -> Solution:
+        """Carry noise `x_0` (B, ...) to data.
+
+        `velocity` is a velocity already; `prediction` is what the network behind it predicts, which decides
+        where sampling may begin and end. `noise(i)` is asked for at step i, by an SDE alone.
+        """
+
+    def encode(
+        self,
+        velocity: Velocity,
+        path: Path,
+        prediction: str,
+        x_1: Tensor,
+        on_step: Callable[[], object] = _no_progress,
+    ) -> Solution:
+        """Carry data `x_1` (B, ...) back to its noise along the ODE; ValueError where there is none."""
+        raise ValueError(f"{self.method} draws noise on its way and cannot be run back; use an ODE method")
+
+
+class OdeSampler(Sampler):
+    """Both ODE samplers: there and back along one grid."""
+
+    @abstractmethod
+    def _tolerances(self) -> dict[str, float]: ...
+
+    def sample(  # the noise of the start is all the noise there is
+        self,
+        velocity: Velocity,
+        path: Path,
+        prediction: str,
+        x_0: Tensor,
+        noise: NoiseSource,
+        on_step: Callable[[], object] = _no_progress,
+    ) -> Solution:
+        """As `Sampler.sample`."""
+        times = self.times(path, prediction)
+        return integrate(velocity, x_0, times, self.method, on_step, **self._tolerances())
+
+    def encode(
+        self,
+        velocity: Velocity,
+        path: Path,
+        prediction: str,
+        x_1: Tensor,
+        on_step: Callable[[], object] = _no_progress,
+    ) -> Solution:
+        """As `Sampler.encode`."""
+        times = self.times(path, prediction)[::-1]
+        return integrate(velocity, x_1, times, self.method, on_step, **self._tolerances())
+
+
+@dataclass(frozen=True)
+class FixedOde(OdeSampler):
+    """An ODE method of fixed steps; ValueError for settings that make no sense.
+
+    `shift` above 1 puts more of the grid into the noise (`times.grid`).
+    """
+
+    method: str = "heun"
+    num_steps: int = 50
+    shift: float = 1.0
+    interval: Interval | None = None
+
+    def __post_init__(self) -> None:
+        check_method(self.method)
+        grid(self.num_steps, self.interval or (0, 1), self.shift)
+
+    @property
+    def name(self) -> str:
+        """Such as heun50."""
+        return f"{self.method}{self.num_steps}"
+
+    @property
+    def num_evaluations(self) -> int | None:
+        """Network calls; torchdiffeq's multi-step methods need a few more to start and say None."""
+        return self.num_steps * METHODS[self.method].num_evaluations if self.method in METHODS else None
+
+    @property
+    def num_ticks(self) -> int | None:
+        """The steps; torchdiffeq's methods do not tell of theirs."""
+        return self.num_steps if self.method in METHODS else None
+
+    def times(self, path: Path, prediction: str) -> list[float]:
+        """The grid of `num_steps + 1` times."""
+        return grid(self.num_steps, self.interval or ode_interval(path, prediction), self.shift)
+
+    def _tolerances(self) -> dict[str, float]:
+        return {}
+
+
+@dataclass(frozen=True)
+class AdaptiveOde(OdeSampler):
+    """An ODE method that chooses its steps by an error of `atol + rtol |x|`; ValueError for nonsense."""
+
+    method: str = "dopri5"
+    atol: float = 1e-6
+    rtol: float = 1e-3
+    interval: Interval | None = None
+
+    def __post_init__(self) -> None:
+        check_method(self.method)
+        check_tolerances(self.atol, self.rtol)
+        check_interval(self.interval or (0, 1))
+
+    @property
+    def couples_the_batch(self) -> bool:  # type: ignore[override]
+        """True of torchdiffeq's methods, whose step is the whole batch's."""
+        return self.method != PER_IMAGE
+
+    @property
+    def name(self) -> str:
+        """Such as dopri5-rtol0.001."""
+        return f"{self.method}-rtol{self.rtol:g}"
+
+    @property
+    def num_evaluations(self) -> None:
+        """The method chooses."""
+        return
+
+    @property
+    def num_ticks(self) -> None:
+        """The method chooses."""
+        return
+
+    def times(self, path: Path, prediction: str) -> list[float]:
+        """The two ends."""
+        return list(self.interval or ode_interval(path, prediction))
+
+    def _tolerances(self) -> dict[str, float]:
+        return {"atol": self.atol, "rtol": self.rtol}
+
+
+@dataclass(frozen=True)
+class Sde(Sampler):
+    """An SDE method of fixed steps, the last step counted; ValueError for settings that make no sense.
+
+    A last step of `last_step_size` follows the grid; `last_step` "none" goes with size 0.
+    """
+
+    method: str = "euler-maruyama"
+    num_steps: int = 250
+    diffusion: str = "sigma"
+    diffusion_norm: float = 1.0
+    last_step: str = "Mean"
+    last_step_size: float = 0.04
+    shift: float = 1.0
+    interval: Interval | None = None
+
+    def __post_init__(self) -> None:
+        check_sde(self.method, self.last_step)
+        Diffusion.check(self.diffusion, self.diffusion_norm)
+        check_steps(self.num_steps)
+        if (self.last_step == "none") != (self.last_step_size == 0):
+            raise ValueError(
+                f"last_step {self.last_step} and last_step_size {self.last_step_size} do not go together: "
+                "none has size 0, the others one above 0"
+            )
+        if not 0 <= self.last_step_size < 1:
+            raise ValueError(f"last_step_size must be from 0 to below 1, got {self.last_step_size}")
+        if self._grid_steps < 1:
+            raise ValueError(
+                f"{self.method} with a last step needs num_steps of 2 or more, or last_step none"
+            )
+        if self.interval is not None and self.last_step_size > 0:
+            raise ValueError("a last step ends at t = 1: with an interval of your own set last_step to none")
+        grid(self._grid_steps, self.interval or (0, 1), self.shift)
+
+    @property
+    def _grid_steps(self) -> int:
+        return self.num_steps - (self.last_step != "none")
+
+    @property
+    def name(self) -> str:
+        """Such as euler-maruyama250-sigma."""
+        return f"{self.method}{self.num_steps}-{self.diffusion}"
+
+    @property
+    def num_evaluations(self) -> int:
+        """Network calls."""
+        return self._grid_steps * SDE_METHODS[self.method] + (self.last_step != "none")
+
+    @property
+    def num_ticks(self) -> int:
+        """The steps."""
+        return self.num_steps
+
+    def times(self, path: Path, prediction: str) -> list[float]:
+        """The grid before the last step."""
+        allowed = sde_interval(path, prediction, self.diffusion, self.last_step_size)
+        return grid(self._grid_steps, self.interval or allowed, self.shift)
+
+    def sample(
+        self,
+        velocity: Velocity,
+        path: Path,
+        prediction: str,
+        x_0: Tensor,
+        noise: NoiseSource,
+        on_step: Callable[[], object] = _no_progress,
+    ) -> Solution:
+        """As `Sampler.sample`."""
+        diffusion = Diffusion(path, self.diffusion, self.diffusion_norm)
+        times = self.times(path, prediction)
+        return integrate_sde(velocity, x_0, times, diffusion, self.method, self.last_step, noise, on_step)
+
+
+SAMPLERS: dict[str, Any] = {
+    "heun": FixedOde(),
+    "sit-sde": Sde(),
+    "sit-ode": AdaptiveOde(),
+    "sit-heun": FixedOde(num_steps=125),
+}
+"""Presets; `find_sampler` varies their parts."""
+
+
+def find_sampler(name: str, parts: Mapping[str, Any] = {}) -> Sampler:
+    """The preset `name` with some `parts` (fields of its class) replaced.
+
+    A `method` of another kind takes that kind's defaults for the rest, so that "heun" with the method
+    "euler-maruyama" is `Sde()`.
+
+    Raises:
+        ValueError: an unknown name, or a part that this sampler has not.
+    """
+    if name not in SAMPLERS:
+        raise ValueError(f"no sampler is called {name!r}; known are {', '.join(SAMPLERS)}")
+    base = SAMPLERS[name]
+    method = parts.get("method", base.method)
+    check_any_method(method)
+    kind = Sde if method in SDE_METHODS else AdaptiveOde if method in ADAPTIVE else FixedOde
+    if parts.get("last_step") == "none" and "last_step_size" not in parts:
+        parts = {**parts, "last_step_size": 0.0}  # the only size that goes with it
+    fields = [field.name for field in dataclasses.fields(kind)]
+    for part in parts:
+        if part not in fields:
+            why = "it chooses its own steps" if method in ADAPTIVE and part in ("num_steps", "shift") else ""
+            raise ValueError(
+                f"{method} has no {part}{': ' if why else ''}{why}; what it takes is {', '.join(fields)}"
+            )
+    same_kind = isinstance(base, kind)
+    return dataclasses.replace(base, **parts) if same_kind else kind(**parts)
+
+
+def check_any_method(name: str) -> None:
+    """ValueError unless `name` is a method of an ODE or an SDE."""
+    if name not in SDE_METHODS:
+        try:
+            check_method(name)
+        except ValueError as error:
+            raise ValueError(f"{error}; and for SDEs {', '.join(SDE_METHODS)}") from None
+
+
+def from_grid_points(sampler: FixedOde | Sde, num_points: int) -> FixedOde | Sde:
+    """`sampler` on the official code's grid of `num_points` points, of which an SDE's last step is one."""
+    with_last = isinstance(sampler, Sde) and sampler.last_step != "none"
+    return dataclasses.replace(sampler, num_steps=num_points - (0 if with_last else 1))
