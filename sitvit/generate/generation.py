@@ -60,7 +60,7 @@ def generate(
     check_labels(labels, network.num_classes)
     state = runtime.processes()
     autoencoder = Autoencoder(autoencoder_name or checkpoint.autoencoder.name, state.device)
-    autoencoder.identity.check(checkpoint.autoencoder)
+    autoencoder.match(checkpoint.autoencoder)
     null_label = network.null_label if cfg_scale > 1 else None
     settings = SampleSettings(
         weights=weights,
