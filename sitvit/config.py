@@ -3,7 +3,7 @@
     base: other.yaml        optional, relative to this file; its values come first
     run: runs/NAME          where everything that the run makes goes
     model: {name: SiT-XL/2, ...any constructor argument of the network}
-    data: {latents: FOLDER, ...}
+    data: {latents: FOLDER, ...}, or {images: FOLDER, autoencoder: NAME, image_size: 256}
     train: {...}
 
 The two small networks that ship with sitvit have schemas of their own (`AutoencoderConfig`,
@@ -54,10 +54,24 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    """What the network is trained on."""
+    """What the network is trained on: `latents`, or `images` that an autoencoder encodes at each step."""
 
-    latents: str = MISSING  # a folder made by scripts/encode_latents.py
+    latents: str | None = None  # a folder made by scripts/encode_latents.py
+    images: str | None = None  # as --images of scripts/encode_latents.py
+    autoencoder: str | None = None  # as --autoencoder there
+    image_size: int | None = None
     flip: bool = False  # mirror half of the images
+
+    def problems(self) -> list[str]:
+        """A sentence where both, or only a part of the second, are given."""
+        live = {"images": self.images, "autoencoder": self.autoencoder, "image_size": self.image_size}
+        given = [f"data.{key}" for key, value in live.items() if value is not None]
+        absent = [f"data.{key}" for key, value in live.items() if value is None]
+        if self.latents is not None and given:
+            return [f"data.latents has its own images and autoencoder; leave out {', '.join(given)}"]
+        if self.latents is None and given and absent:
+            return [f"training from data.images needs {', '.join(absent)} too"]
+        return []
 
 
 @dataclass
@@ -117,6 +131,7 @@ class Config:
         problems = _below(train, "train.", lowest | {"keep_checkpoints": 1})
         sizes = ("patch_size", "hidden_size", "depth", "num_heads", "num_classes")
         problems += _below(model, "model.", dict.fromkeys(sizes, 1))
+        problems += self.data.problems()
         dropout, clip = model.class_dropout_prob, train.clip_grad_norm
         model_numbers = {"model.mlp_ratio": model.mlp_ratio, "model.layer_scale_init": model.layer_scale_init}
         ramps = train.warmup_steps + train.decay_steps
@@ -246,6 +261,8 @@ def load_config(path: Path, overrides: list[str], schema: type[Schema]) -> Schem
     missing = [key for key in types if _unset(values, key)]
     # The preset supplies what the file leaves out of the model.
     missing = [key for key in missing if key == "model.name" or not key.startswith("model.")]
+    if schema is Config and values.data.latents is None and values.data.images is None:
+        missing.append("data.latents")  # or data.images, whose other keys are asked for then
     problems += [f"{key} is missing; set it in the file or as {key}=..." for key in missing]
     if not problems:
         config = _build(schema, OmegaConf.to_container(values))
@@ -324,7 +341,8 @@ def _override_entries(
         key, equals, value = text.partition("=")
         if not equals:
             problems.append(f"{text!r} is not of the form key=value")
-        elif types.get(key) == "str":  # "001" and "no" stay text
+        elif types.get(key) == "str" or (types.get(key) == "str | None" and value != "null"):
+            # "001" and "no" stay text
             entries.append((text, key, value))
         else:
             entries.append((text, key, _parse(value)))
@@ -368,7 +386,8 @@ def _set(values: Any, types: dict[str, str], key: str, value: Any) -> str | None
     if wanted == "str" and not isinstance(value, str):
         return f"{key} must be text, got {value!r}; put text in quotes"
     # OmegaConf turns 2.0 into 2 and True into 1; a person who types these means something else.
-    fits = not (wanted.startswith("int") and not _is_int(value)) and not (
+    nothing = value is None and wanted.endswith("None")
+    fits = not (wanted.startswith("int") and not (_is_int(value) or nothing)) and not (
         wanted.startswith("float") and isinstance(value, bool)
     )
     try:

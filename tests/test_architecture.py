@@ -20,6 +20,7 @@ OWNERS = {
     "accelerate": {"runtime.py", "train/"},
     "matplotlib": {"report/figures.py"},
     "PIL": {"data/images.py", "generate/samples.py"},
+    "datasets": {"data/hub.py"},
     "diffusers": {"data/autoencoder.py", "models/", "generate/pipeline.py"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -28,4 +28,18 @@ def _model(arguments: list[str]) -> None:
         print(line)
 
 
-BENCHES = {"model": _model}
+def _data(arguments: list[str]) -> None:
+    parser = make_parser("Reading latents: random batches from the cache against one .npy file per item.")
+    parser.add_argument("--num-items", type=int, default=20_000, help="20000 (needs 0.7 GB of disk)")
+    parser.add_argument("--batch-size", type=int, default=256, help="256")
+    parser.add_argument("--rounds", type=int, default=31, help="31")
+    options = parser.parse_args(arguments)
+    for name in ("num_items", "batch_size", "rounds"):
+        check_positive(getattr(options, name), f"--{name.replace('_', '-')}")
+    from ..bench.data import bench_data
+
+    for line in bench_data(options.num_items, options.batch_size, options.rounds):
+        print(line)
+
+
+BENCHES = {"model": _model, "data": _data}

@@ -1,28 +1,35 @@
-"""Pixels to latents and back, through a diffusers `AutoencoderKL`.
+"""Pixels to latents and back: a diffusers `AutoencoderKL` or `AutoencoderTiny`, or the pixels themselves.
 
     images   uint8 (B, H, W, 3)              on disk
     pixels   float (B, 3, H, W) in [-1, 1]   what the autoencoder sees
     moments  float (B, 2C, h, w)             mean and log-variance of the posterior: what is cached
-    latents  float (B, C, h, w)              (mean + std * noise - shift) * scale: what the network sees
+             float (B, C, h, w)              the mean alone, where there is no posterior: a point mass
+    latents  float (B, C, h, w)              what the network sees:
+             ((mean + std * noise - shift) * scale - channel_mean) / channel_std
 
-Scale, shift, channels and the factor H / h come from the autoencoder's configuration and are applied
-here and nowhere else.
+Scale, shift, channels and the factor H / h come from the autoencoder's configuration; a cache may add the
+mean and spread of each channel. They are applied here and nowhere else.
 """
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..runtime import read_record
 from .demo import ASSETS
 
 EMBEDDED_AUTOENCODERS = {"fashion-autoencoder": ASSETS / "fashion-autoencoder"}
 """Autoencoders that ship with the package: name -> folder."""
+
+PIXELS = "pixels"
+"""The name that stands for no autoencoder: the latents are the pixels."""
+
+KINDS = ("AutoencoderKL", "AutoencoderTiny")
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,8 @@ class AutoencoderIdentity:
     shift_factor: float
     latent_channels: int
     downsampling: int
+    channel_mean: list[float] | None = None
+    channel_std: list[float] | None = None
 
     def check(self, expected: "AutoencoderIdentity") -> None:
         """ValueError naming each value in which `self` is not the `expected` autoencoder."""
@@ -47,31 +56,49 @@ class AutoencoderIdentity:
                 f"autoencoder {self.name} is not the one that made the latents: {'; '.join(wrong)}"
             )
 
+    def scale(self, z: Tensor) -> Tensor:
+        """The autoencoder's own latents (B, C, h, w) -> those of the network."""
+        latents = (z - self.shift_factor) * self.scaling_factor
+        if self.channel_mean is None or self.channel_std is None:
+            return latents
+        return (latents - _per_channel(self.channel_mean, z)) / _per_channel(self.channel_std, z)
+
+    def unscale(self, latents: Tensor) -> Tensor:
+        """The inverse of `scale`."""
+        if self.channel_mean is not None and self.channel_std is not None:
+            std, mean = _per_channel(self.channel_std, latents), _per_channel(self.channel_mean, latents)
+            latents = latents * std + mean
+        return latents / self.scaling_factor + self.shift_factor
+
+
+def _per_channel(values: list[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device).view(-1, 1, 1)
+
 
 class Autoencoder:
-    """An `AutoencoderKL` in evaluation mode and float32, with its scale and shift.
+    """An autoencoder in evaluation mode and float32, with its scale and shift.
 
     Args:
-        name: an embedded name, a folder, or a hub name.
+        name: an embedded name, a folder, a hub name (OWNER/NAME, or OWNER/NAME/SUBFOLDER), or `pixels`.
         device: where it computes.
 
     Raises:
-        ValueError: nothing loadable under that name, or one without moments.
+        ValueError: nothing loadable under that name.
     """
 
     def __init__(self, name: str, device: torch.device | str) -> None:
-        folder = EMBEDDED_AUTOENCODERS.get(name, name)
-        self.network: Any = _load(str(folder)).to(device).eval().requires_grad_(False)
-        config: Any = self.network.config
+        network = Pixels() if name == PIXELS else _load(str(EMBEDDED_AUTOENCODERS.get(name, name)))
+        self.network: Any = network.to(device).eval().requires_grad_(False)
         self.device = torch.device(device)
-        self.identity = AutoencoderIdentity(
-            name=str(Path(name).resolve()) if Path(name).is_dir() else name,
-            sha256=sha256_of_weights(self.network),
-            scaling_factor=float(config.scaling_factor),
-            shift_factor=float(getattr(config, "shift_factor", None) or 0.0),
-            latent_channels=int(config.latent_channels),
-            downsampling=2 ** (len(config.block_out_channels) - 1),
+        self.identity = _identity(str(Path(name).resolve()) if Path(name).is_dir() else name, self.network)
+
+    def match(self, expected: AutoencoderIdentity) -> None:
+        """Decode latents of `expected`, with its channels' mean and spread; ValueError if it is another."""
+        identity = replace(
+            self.identity, channel_mean=expected.channel_mean, channel_std=expected.channel_std
         )
+        identity.check(expected)
+        self.identity = identity
 
     def latent_size(self, image_size: int) -> int:
         """Latent height of images of `image_size` pixels; ValueError where it is not whole."""
@@ -86,14 +113,49 @@ class Autoencoder:
 
     @torch.no_grad()
     def encode(self, pixels: Tensor) -> Tensor:
-        """Pixels (B, 3, H, W) in [-1, 1] -> moments (B, 2C, h, w)."""
-        return self.network.encode(pixels.to(self.device)).latent_dist.parameters
+        """Pixels (B, 3, H, W) in [-1, 1] -> moments (B, 2C, h, w), or (B, C, h, w) without a posterior."""
+        out = self.network.encode(pixels.to(self.device))
+        return out.latent_dist.parameters if hasattr(out, "latent_dist") else out.latents
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Latents (B, C, h, w) -> pixels (B, 3, H, W), about in [-1, 1]."""
-        z = latents.to(self.device).float() / self.identity.scaling_factor
-        return self.network.decode(z + self.identity.shift_factor).sample
+        return self.network.decode(self.identity.unscale(latents.to(self.device).float())).sample
+
+
+class Pixels(nn.Module):
+    """No autoencoder: encode and decode are the identity."""
+
+    def encode(self, pixels: Tensor) -> Any:
+        """Pixels as they are, as diffusers' autoencoders without a posterior return latents."""
+        return SimpleNamespace(latents=pixels)
+
+    def decode(self, latents: Tensor) -> Any:
+        """Latents as they are, as diffusers' autoencoders return pixels."""
+        return SimpleNamespace(sample=latents)
+
+
+def _identity(name: str, network: Any) -> AutoencoderIdentity:
+    if isinstance(network, Pixels):
+        return AutoencoderIdentity(name, PIXELS, 1.0, 0.0, latent_channels=3, downsampling=1)
+    config: Any = network.config
+    tiny = type(network).__name__ == "AutoencoderTiny"
+    widths = config.encoder_block_out_channels if tiny else config.block_out_channels
+    scale, mean = float(config.scaling_factor), getattr(config, "latents_mean", None)
+    # Where diffusers' configurations name a mean and spread, they stand for ((z - mean) * scale) / std.
+    statistics: dict[str, Any] = {} if mean is None else {
+        "channel_mean": [float(value) * scale for value in mean],
+        "channel_std": [float(value) for value in config.latents_std],
+    }  # fmt: skip
+    return AutoencoderIdentity(
+        name=name,
+        sha256=sha256_of_weights(network),
+        scaling_factor=scale,
+        shift_factor=float(getattr(config, "shift_factor", None) or 0.0),
+        latent_channels=int(config.latent_channels),
+        downsampling=2 ** (len(widths) - 1),
+        **statistics,
+    )
 
 
 def new_autoencoder(
@@ -119,10 +181,13 @@ def new_autoencoder(
 
 
 def latents_of_moments(moments: Tensor, noise: Tensor, identity: AutoencoderIdentity) -> Tensor:
-    """A draw of the posterior, scaled: moments (B, 2C, h, w) and noise (B, C, h, w) -> latents."""
-    mean, log_variance = moments.float().chunk(2, dim=1)
+    """A draw of the posterior, scaled: moments (B, 2C or C, h, w) and noise (B, C, h, w) -> latents."""
+    moments = moments.float()
+    if moments.shape[1] == identity.latent_channels:  # a point mass
+        return identity.scale(moments)
+    mean, log_variance = moments.chunk(2, dim=1)
     std = torch.exp(0.5 * log_variance.clamp(-30, 20))  # diffusers clamps alike
-    return (mean + std * noise - identity.shift_factor) * identity.scaling_factor
+    return identity.scale(mean + std * noise)
 
 
 def images_to_pixels(images: Tensor) -> Tensor:
@@ -146,22 +211,34 @@ def sha256_of_weights(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _load(folder: str) -> nn.Module:
-    from diffusers import AutoencoderKL
+def _load(name: str) -> nn.Module:
+    """A folder, or OWNER/NAME[/SUBFOLDER] of the hub, by the class that its configuration names."""
+    import diffusers
 
-    config = Path(folder, "config.json")
-    if Path(folder).is_dir():
-        if not config.is_file():
-            raise ValueError(f"{folder} is not an autoencoder folder: it has no config.json")
-        kind = read_record(config, ["_class_name"])["_class_name"]
-        if kind != "AutoencoderKL":
-            raise ValueError(f"{config} describes {kind}; an AutoencoderKL is needed")
+    config = Path(name, "config.json")
+    if Path(name).is_dir() and not config.is_file():
+        raise ValueError(f"{name} is not an autoencoder folder: it has no config.json")
+    parts = name.split("/")
+    place = {} if Path(name).is_dir() or len(parts) < 3 else {"subfolder": "/".join(parts[2:])}
+    where = "/".join(parts[:2]) if place else name
     try:
-        return AutoencoderKL.from_pretrained(folder, use_safetensors=True)
+        kind = diffusers.AutoencoderKL.load_config(where, **place).get("_class_name")
+        if kind in KINDS:
+            return getattr(diffusers, kind).from_pretrained(where, use_safetensors=True, **place)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"cannot load the autoencoder {folder} ({reason}); give a folder that holds its config.json "
-            "and safetensors, or a hub name that this machine can reach; embedded: "
-            f"{', '.join(EMBEDDED_AUTOENCODERS)}"
+            f"cannot load the autoencoder {name} ({reason}). {_how_to_get(name)}; embedded: "
+            f"{', '.join(EMBEDDED_AUTOENCODERS)}; {PIXELS}: none"
         ) from None
+    raise ValueError(f"{config} describes {kind}; needed is one of {', '.join(KINDS)}")
+
+
+def _how_to_get(name: str) -> str:
+    files = "config.json and diffusion_pytorch_model.safetensors"
+    if Path(name).exists() or name.count("/") not in (1, 2):
+        return f"Give a folder that holds {files}, or a hub name"
+    return (
+        f"Where there is a network, fetch {files} of https://huggingface.co/{name}, put them into a folder "
+        "here, and give that folder"
+    )

@@ -1,29 +1,32 @@
 """Encodes images to the latent cache of `latents.py`, in as many processes as there are.
 
 Shards and the batches in them are cut by image index alone, so a killed job goes on where it was and any
-number of processes writes the same bytes.
+number of processes writes the same bytes. Images are read ahead by threads while others are encoded.
 """
 
-import json
+import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from .. import runtime
+from . import shards
 from .autoencoder import Autoencoder, images_to_pixels
-from .demo import sha256_of_file
-from .images import ImageSource, center_crop
+from .images import center_crop
 from .latents import FORMAT, LatentCache, shard_name, shard_ranges
+from .sources import ImageSource
 
 CROP = "adm-center"
+AHEAD = 3
+"""Batches that are read while one is encoded."""
 
 
 def encode(
@@ -37,18 +40,24 @@ def encode(
     process_index: int = 0,
     num_processes: int = 1,
     wait: Callable[[], None] = lambda: None,
+    on_error: str = "fail",
+    normalize_channels: bool = False,
 ) -> None:
     """Encode every image of `source` into the cache `out`, or finish one that was begun.
 
     Process `process_index` of `num_processes` writes every `num_processes`-th shard; `wait` is their
-    barrier. With `flip` the moments of the mirrored images are kept too.
+    barrier. With `flip` the moments of the mirrored images are kept too. `on_error` "skip" leaves out the
+    images that cannot be read, and records them. `normalize_channels` measures each channel's mean and
+    spread, which training and sampling then divide out and put back.
 
     Raises:
         ValueError: an image that cannot be read, an image size that does not fit the autoencoder, or a
             cache of other settings at `out`; nothing there is changed.
     """
     start = time.monotonic()
-    latent_size = autoencoder.latent_size(image_size)
+    identity = autoencoder.identity
+    if normalize_channels:
+        identity = replace(identity, channel_mean=None, channel_std=None)
     settings = {
         "format": FORMAT,
         "images": source_name,
@@ -58,142 +67,164 @@ def encode(
         "image_size": image_size,
         "crop": CROP,
         "flip": flip,
-        "autoencoder": asdict(autoencoder.identity),
-        "latent_size": latent_size,
+        "autoencoder": asdict(identity),
+        "latent_size": autoencoder.latent_size(image_size),
+        "normalize_channels": normalize_channels,
     }
     if process_index == 0:
-        _begin(out, settings)
+        shards.begin(out, settings)
     wait()
     if (out / "manifest.json").is_file():
         LatentCache(out).verify()  # says so if a shard went missing or was damaged since
         runtime.say(f"{out}: all {len(source)} images are encoded already")
         return
-    shards = shard_ranges(len(source))
-    unfinished = [i for i in range(len(shards)) if not (out / shard_name(i)).is_file()]
-    mine = [i for i in unfinished if i % num_processes == process_index]
-    total = sum(len(shards[i]) for i in mine)
-    if process_index == 0 and len(unfinished) < len(shards):
-        runtime.say(f"continuing {out}: {len(shards) - len(unfinished)} shards are there already")
-    with runtime.progress(total, 0, "encoding", " images") as bar, ThreadPoolExecutor() as readers:
+    ranges = shard_ranges(len(source))
+    todo = shards.unfinished(out, len(ranges))
+    wait()  # no process writes before all have looked
+    mine = [i for i in todo if i % num_processes == process_index]
+    if process_index == 0 and len(todo) < len(ranges):
+        runtime.say(f"continuing {out}: {len(ranges) - len(todo)} shards are there already")
+    total, begun = sum(len(ranges[i]) for i in mine), time.monotonic()
+    batches = {i: [ranges[i][k : k + batch_size] for k in range(0, len(ranges[i]), batch_size)] for i in mine}
+    with runtime.progress(total, 0, "encoding", " images") as bar, ThreadPoolExecutor(_readers()) as readers:
+        everything = [batch for i in mine for batch in batches[i]]
+        images = ReadAhead(source, everything, image_size, readers)
         for i in mine:
-            tensors = _encode_shard(
-                source, shards[i], autoencoder, image_size, batch_size, flip, readers, bar.update
-            )
-            with runtime.write_aside(out / shard_name(i)) as temporary:
-                save_file(tensors, temporary)
+            _encode_shard(source, images, len(batches[i]), autoencoder, flip, on_error, out, i, bar.update)
+    spent = time.monotonic() - begun
     wait()
     if process_index == 0:
-        manifest = {
-            **settings,
-            "shards": [
-                {
-                    "file": shard_name(i),
-                    "num_images": len(shard),
-                    "bytes": (out / shard_name(i)).stat().st_size,
-                    "sha256": sha256_of_file(out / shard_name(i)),
-                }
-                for i, shard in enumerate(shards)
-            ],
-            "command": runtime.command_line(),
-            "seconds": round(time.monotonic() - start, 1),
-            "peak_memory_mib": runtime.peak_memory_mib(),
-        }
-        runtime.write_json(out / "manifest.json", manifest)
-        runtime.say(f"{out}: encoded {len(source)} images of {len(source.class_names)} classes")
+        skipped = _skipped(source, out, len(ranges))
+        waiting = images.waited / spent
+        about = {"on_error": on_error, "skipped": skipped, "waiting_for_images": round(waiting, 3)}
+        shards.finish(out, settings, ranges, start, about)
+        runtime.say(
+            f"{out}: encoded {len(source) - len(skipped)} images of {len(source.class_names)} classes, "
+            f"skipped {len(skipped)}; {total / spent:.1f} images/s, {waiting:.0%} of the time waiting for "
+            "images"
+        )
     wait()
 
 
-def _begin(out: Path, settings: dict[str, Any]) -> None:
-    """Write the settings, or check that those of an earlier run at `out` are the same."""
-    path = out / "settings.json"
-    if not path.exists():
-        if out.exists() and any(out.iterdir()):
-            raise ValueError(f"{out} has files that are not a latent cache; choose another --out")
-        runtime.write_json(path, settings)
-        return
-    found = runtime.read_record(path, [])
-    for key, value in settings.items():
-        if found.get(key) != value and key == "images_fingerprint":
-            raise ValueError(
-                f"{out} was begun with other images: files in {settings['images']} were added, removed or "
-                "written since; choose another --out, or delete that folder"
-            )
-        if found.get(key) != value:
-            raise ValueError(
-                f"{out} holds latents made with {key} = {_short(found.get(key))}, not {_short(value)}; "
-                "choose another --out, or delete that folder"
-            )
+class ReadAhead:
+    """Iterates over batches as (indices, images read): uint8 (size, size, 3), or the error of each.
+
+    `waited` is how many seconds the iteration has waited for images.
+    """
+
+    def __init__(
+        self, source: ImageSource, batches: list[range], image_size: int, readers: ThreadPoolExecutor
+    ) -> None:
+        self.source, self.image_size, self.readers = source, image_size, readers
+        self.waited = 0.0
+        self._coming = iter(batches)
+        self._ahead: deque[tuple[range, list[Future[np.ndarray]]]] = deque()
+
+    def __iter__(self) -> Iterator[tuple[range, list[np.ndarray | ValueError]]]:
+        return self
+
+    def __next__(self) -> tuple[range, list[np.ndarray | ValueError]]:
+        for batch in islice(self._coming, AHEAD + 1 - len(self._ahead)):
+            self._ahead.append((batch, [self.readers.submit(self._read, index) for index in batch]))
+        if not self._ahead:
+            raise StopIteration
+        batch, futures = self._ahead.popleft()
+        start = time.monotonic()
+        images = [_result(future) for future in futures]
+        self.waited += time.monotonic() - start
+        return batch, images
+
+    def _read(self, index: int) -> np.ndarray:
+        return center_crop(self.source.read(index), self.image_size)
 
 
-def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 300 else text[:300] + "..."
+def _result(future: "Future[np.ndarray]") -> np.ndarray | ValueError:
+    try:
+        return future.result()
+    except ValueError as error:
+        return error
 
 
+def _readers() -> int:
+    return min(32, (os.cpu_count() or 1) + 2)
+
+
+@torch.no_grad()
 def _encode_shard(
     source: ImageSource,
-    indices: range,
+    images: ReadAhead,
+    num_batches: int,
     autoencoder: Autoencoder,
-    image_size: int,
-    batch_size: int,
     flip: bool,
-    readers: ThreadPoolExecutor,
+    on_error: str,
+    out: Path,
+    number: int,
     on_images: Callable[[int], object],
-) -> dict[str, Tensor]:
-    batches = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
+) -> None:
+    index: list[int] = []
     moments, flipped = [], []
-    for batch, images in zip(batches, _read_ahead(source, batches, image_size, readers), strict=True):
-        pixels = images_to_pixels(images)
-        moments.append(_finite(autoencoder.encode(pixels), source, batch))
-        if flip:
-            flipped.append(_finite(autoencoder.encode(pixels.flip(-1)), source, batch))
+    for batch, read in islice(images, num_batches):
+        whole = [(i, image) for i, image in zip(batch, read, strict=True) if isinstance(image, np.ndarray)]
+        if len(whole) < len(batch) and on_error == "fail":
+            raise ValueError(unreadable(source))
+        if whole:
+            ids = [i for i, _ in whole]
+            pixels = images_to_pixels(torch.from_numpy(np.stack([image for _, image in whole])))
+            moments.append(_finite(autoencoder.encode(pixels), source, ids))
+            if flip:
+                flipped.append(_finite(autoencoder.encode(pixels.flip(-1)), source, ids))
+            index += ids
         on_images(len(batch))
-    tensors = {"moments": torch.cat(moments), "labels": torch.from_numpy(source.labels[indices])}
-    return tensors | ({"moments_flip": torch.cat(flipped)} if flip else {})
-
-
-def _read_ahead(
-    source: ImageSource, batches: list[range], image_size: int, readers: ThreadPoolExecutor
-) -> Iterator[Tensor]:
-    """Yield uint8 (B, H, W, 3) a batch; the next one is decoded while this one is encoded."""
-
-    def read(index: int) -> np.ndarray | ValueError:
-        try:
-            return center_crop(source.read(index), image_size)
-        except ValueError as error:
-            return error
-
-    ahead = readers.map(read, batches[0])
-    for following in [*batches[1:], range(0)]:
-        images, ahead = list(ahead), readers.map(read, following)
-        whole = [image for image in images if isinstance(image, np.ndarray)]
-        if len(whole) < len(images):
-            raise ValueError(unreadable(source, readers))
-        yield torch.from_numpy(np.stack(whole))
-
-
-def unreadable(source: ImageSource, readers: ThreadPoolExecutor) -> str:
-    """A sentence on every image of `source` that cannot be read, in one pass over all."""
-
-    def problem(index: int) -> str | None:
-        try:
-            source.read(index)
-        except ValueError as error:
-            return str(error)
-        return None
-
-    runtime.say("an image cannot be read; looking for others")
-    found = [text for text in readers.map(problem, range(len(source))) if text]
-    more = f"; and {len(found) - 20} more" if len(found) > 20 else ""
-    return (
-        f"{len(found)} of {len(source)} images cannot be read: {'; '.join(found[:20])}{more}. Repair or "
-        "remove them, then encode into a fresh --out"
+    if not moments:
+        raise ValueError(f"none of the {num_batches} batches of {shard_name(number)} has an image to encode")
+    places = np.array(index, dtype=np.int64)
+    shards.write_shard(
+        out, number, torch.cat(moments), torch.cat(flipped) if flip else None, source.labels[places], places
     )
 
 
-def _finite(moments: Tensor, source: ImageSource, batch: range) -> Tensor:
-    half = moments.to(torch.float16).cpu().contiguous()
+def _finite(moments: Tensor, source: ImageSource, ids: list[int]) -> Tensor:
+    half = moments.to(torch.float16).cpu()
     bad = (~torch.isfinite(half.flatten(1)).all(dim=1)).nonzero()
     if len(bad):
-        raise ValueError(f"the latent of {source.name(batch[int(bad[0])])} is not finite")
+        raise ValueError(f"the latent of {source.name(ids[int(bad[0])])} is not finite")
     return half
+
+
+def _skipped(source: ImageSource, out: Path, num_shards: int) -> list[str]:
+    """Why each image that is in no shard was left out."""
+    there = {int(i) for n in range(num_shards) for i in shards.map_safetensors(out / shard_name(n))["index"]}
+    return [_problem(source, i) or source.name(i) for i in range(len(source)) if i not in there]
+
+
+def _problem(source: ImageSource, index: int) -> str | None:
+    try:
+        source.read(index)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def problems(source: ImageSource) -> list[str]:
+    """A sentence for each image of `source` that cannot be decoded, in one pass over all."""
+    found = []
+    with (
+        ThreadPoolExecutor(_readers()) as readers,
+        runtime.progress(len(source), 0, "checking", " images") as bar,
+    ):
+        for first in range(0, len(source), 1000):
+            block = range(first, min(first + 1000, len(source)))
+            found += [text for text in readers.map(lambda i: _problem(source, i), block) if text]
+            bar.update(len(block))
+    return found
+
+
+def unreadable(source: ImageSource) -> str:
+    """A sentence on every image of `source` that cannot be read."""
+    runtime.say("an image cannot be read; looking for others")
+    found = problems(source)
+    more = f"; and {len(found) - 20} more" if len(found) > 20 else ""
+    return (
+        f"{len(found)} of {len(source)} images cannot be read: {'; '.join(found[:20])}{more}. Repair or "
+        "remove them and encode into a fresh --out, or go on without them: --on-error skip"
+    )

@@ -1,17 +1,22 @@
 """The latent cache: each image's posterior moments, encoded once, read back by position.
 
     settings.json               what is being made; written first
-    shard_00000.safetensors     moments (n, 2C, h, w) float16, moments_flip alike where asked for,
-                                labels (n,) int64; a shard is written aside and renamed, so one that
-                                is there is whole
-    manifest.json               settings, counts and the checksum of each shard; written last
+    shard_00000.safetensors     moments (n, 2C, h, w) float16 ((n, C, h, w) without a posterior),
+                                moments_flip alike where asked for, labels (n,) int64, index (n,) int64
+                                (places in the source); a shard is written aside and renamed, so one
+                                that is there is whole
+    manifest.json               settings, autoencoder, counts, what was skipped, and the checksum of each
+                                shard; written last
 
-`encode.py` writes it.
+`shards.py` writes it, filled by `encode.py` or `importers.py`. What training reads, a cache or images that
+are encoded as they are needed (`live.py`), is a `Latents`.
 """
 
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +26,7 @@ from .. import runtime
 from .autoencoder import AutoencoderIdentity
 from .demo import sha256_of_file
 
-FORMAT = 1
+FORMAT = 2
 
 
 def shard_ranges(num_images: int) -> list[range]:
@@ -35,13 +40,38 @@ def shard_name(index: int) -> str:
     return f"shard_{index:05d}.safetensors"
 
 
-class LatentCache:
-    """A finished cache, memory-mapped. Opening it checks that each shard is there in its full size.
+class Latents(Protocol):
+    """What the training stream draws from.
 
     Attributes:
+        where: what messages call it.
         class_names, labels (N,), image_size, autoencoder (its identity), has_flip.
-        latent_shape: (C, h, w) of a latent; the moments have 2C channels.
-        fingerprint: hash of the manifest's shard checksums and settings, for a run's record.
+        images, images_fingerprint: the source, as an evaluation opens it again.
+        latent_shape: (C, h, w) of a latent; the moments have 2C channels, or C without a posterior.
+    """
+
+    where: str
+    class_names: list[str]
+    labels: np.ndarray
+    image_size: int
+    autoencoder: AutoencoderIdentity
+    has_flip: bool
+    images: str
+    images_fingerprint: str
+    latent_shape: tuple[int, int, int]
+
+    def __len__(self) -> int: ...
+    @property
+    def fingerprint(self) -> str: ...
+    def expect(self, ids: np.ndarray) -> None: ...
+    def moments(self, ids: np.ndarray, flips: np.ndarray) -> Tensor: ...
+
+
+class LatentCache:
+    """A finished cache (a `Latents`), memory-mapped; each process that gets it maps it anew.
+
+    Opening it checks that each shard is there in its full size. It is a map-style data set too, of
+    (moments, label): DataLoader(cache, batch_size=256, shuffle=True, collate_fn=tuple) reads whole batches.
 
     Raises:
         ValueError: no finished cache there, or a shard missing or of another size.
@@ -59,10 +89,14 @@ class LatentCache:
         self.manifest = runtime.read_record(path, ["format"])
         if self.manifest["format"] != FORMAT:
             raise ValueError(
-                f"{folder} has cache format {self.manifest['format']}, this version reads {FORMAT}"
+                f"{folder} has cache format {self.manifest['format']}, this version reads {FORMAT}; "
+                "encode again"
             )
         keys = ["images", "images_fingerprint", "class_names", "image_size", "flip", "autoencoder"]
         self.manifest = runtime.read_record(path, [*keys, "latent_size", "shards"])
+        self.where = str(folder)
+        self.images: str = self.manifest["images"]
+        self.images_fingerprint: str = self.manifest["images_fingerprint"]
         self.class_names: list[str] = self.manifest["class_names"]
         self.image_size: int = self.manifest["image_size"]
         self.has_flip: bool = self.manifest["flip"]
@@ -74,11 +108,27 @@ class LatentCache:
             False: [shard["moments"] for shard in shards],
             True: [shard["moments_flip"] for shard in shards if self.has_flip],
         }
-        self.labels = np.concatenate([shard["labels"] for shard in shards])
-        self._shard_size = len(shard_ranges(len(self.labels))[0])
+        self.labels: np.ndarray = np.concatenate([shard["labels"] for shard in shards])
+        self.source_index: np.ndarray = np.concatenate([shard["index"] for shard in shards])
+        self._starts = np.cumsum([0, *(len(shard["labels"]) for shard in shards)])
+        if not 0 <= self.labels.min() <= self.labels.max() < len(self.class_names):
+            raise ValueError(
+                f"{folder} has labels from {self.labels.min()} to {self.labels.max()}, but "
+                f"{len(self.class_names)} class names"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LatentCache, (self.folder,)
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.moments(np.array([index]), np.zeros(1, dtype=bool))[0], int(self.labels[index])
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        ids = np.asarray(indices)
+        return self.moments(ids, np.zeros(len(ids), dtype=bool)), torch.from_numpy(self.labels[ids])
 
     @property
     def num_bytes(self) -> int:
@@ -86,27 +136,32 @@ class LatentCache:
         return sum(shard["bytes"] for shard in self.manifest["shards"])
 
     def verify(self) -> None:
-        """Read everything and compare it with the manifest's checksums; ValueError naming a damaged shard."""
-        for shard in self.manifest["shards"]:
-            path = self.folder / shard["file"]
-            if sha256_of_file(path) != shard["sha256"]:
-                raise self._damaged(path, "its content is not what was written")
+        """Read everything and compare it with the manifest's checksums; ValueError naming damaged shards."""
+        paths = [(self.folder / shard["file"], shard["sha256"]) for shard in self.manifest["shards"]]
+        bad = [str(path) for path, expected in paths if sha256_of_file(path) != expected]
+        if bad:
+            raise self._damaged(", ".join(bad), "its content is not what was written")
 
     @property
     def fingerprint(self) -> str:
-        """Names the cache's content: the same for the same moments and labels, wherever it lies."""
-        import hashlib
+        """Names the cache's content and its scale: the same for the same latents, wherever it lies."""
+        about = [shard["sha256"] for shard in self.manifest["shards"]]
+        about.append(repr(replace(self.autoencoder, name="")))
+        return hashlib.sha256("".join(about).encode()).hexdigest()
 
-        checksums = [shard["sha256"] for shard in self.manifest["shards"]]
-        return hashlib.sha256("".join(checksums).encode()).hexdigest()
+    def expect(self, ids: np.ndarray) -> None:
+        """Nothing: the system's page cache reads ahead."""
 
     def moments(self, ids: np.ndarray, flips: np.ndarray) -> Tensor:
-        """Moments (n, 2C, h, w) float16 of the images `ids` (n,), mirrored where `flips` (n,) bool."""
-        rows = [
-            self._moments[bool(flip)][i // self._shard_size][i % self._shard_size]
-            for i, flip in zip(ids, flips, strict=True)
-        ]
-        return torch.from_numpy(np.stack(rows))
+        """Moments (n, 2C or C, h, w) float16 of the images `ids` (n,), mirrored where `flips` (n,) bool."""
+        shards = np.searchsorted(self._starts, ids, side="right") - 1
+        rows = ids - self._starts[shards]
+        plain, mirrored = self._moments[False], self._moments[True]
+        gathered = np.empty((len(ids), *plain[0].shape[1:]), dtype=np.float16)
+        places = zip(shards.tolist(), rows.tolist(), flips.tolist(), strict=True)
+        for k, (shard, row, flip) in enumerate(places):
+            gathered[k] = (mirrored if flip else plain)[shard][row]
+        return torch.from_numpy(gathered)
 
     def _map_shard(self, shard: dict[str, Any]) -> dict[str, np.ndarray]:
         path = self.folder / shard["file"]
@@ -118,9 +173,9 @@ class LatentCache:
         except (ValueError, KeyError, TypeError, OverflowError):
             raise self._damaged(path, "its header cannot be read") from None
 
-    def _damaged(self, path: Path, how: str) -> ValueError:
+    def _damaged(self, path: Path | str, how: str) -> ValueError:
         return ValueError(
-            f"{path} is damaged: {how}; delete it and {self.folder / 'manifest.json'}, then run the same "
+            f"{path} is damaged: {how}; delete that and {self.folder / 'manifest.json'}, then run the same "
             "encode command again"
         )
 
@@ -136,5 +191,6 @@ def map_safetensors(path: Path) -> dict[str, np.ndarray]:
     arrays = {}
     for name, entry in header.items():
         begin, end = (8 + length + offset for offset in entry["data_offsets"])
-        arrays[name] = mapped[begin:end].view(types[entry["dtype"]]).reshape(entry["shape"])
+        # A plain view: indexing a memmap costs ten times as much.
+        arrays[name] = np.asarray(mapped)[begin:end].view(types[entry["dtype"]]).reshape(entry["shape"])
     return arrays

@@ -8,6 +8,9 @@ the same images, noise and times: their comparison is paired.
 
 Images come in a fresh permutation each epoch; a batch may straddle two epochs, so each image is seen
 exactly once an epoch and a data set smaller than the batch is no special case.
+
+A step is one item of the stream, so a DataLoader can cut batches in other processes:
+DataLoader(Slices(stream, positions, num_steps), batch_size=None, num_workers=2). None are needed.
 """
 
 from dataclasses import dataclass
@@ -15,9 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from .autoencoder import latents_of_moments
-from .latents import LatentCache
+from .latents import Latents
 
 PERMUTATION, TRAINING, SAMPLING, LABELS = range(4)
 """Purposes: the second word of the key, so that no two uses of one seed share a draw."""
@@ -55,7 +59,7 @@ class TrainingStream:
 
     def __init__(
         self,
-        cache: LatentCache,
+        cache: Latents,
         seed: int,
         batch_size: int,
         flip: bool,
@@ -64,7 +68,7 @@ class TrainingStream:
     ) -> None:
         if flip and not cache.has_flip:
             raise ValueError(
-                f"data.flip is on, but {cache.folder} was encoded without --flip; encode again with it"
+                f"data.flip is on, but {cache.where} was encoded without --flip; encode again with it"
             )
         self.cache, self.seed, self.batch_size = cache, seed, batch_size
         self.flip, self.class_dropout_prob, self.null_label = flip, class_dropout_prob, null_label
@@ -79,16 +83,21 @@ class TrainingStream:
             noises.append(draw.standard_normal((2, *self.cache.latent_shape), dtype=np.float32))
         time, flip, drop = np.stack(uniforms, axis=1)
         posterior_noise, x_0 = torch.from_numpy(np.stack(noises, axis=1))
-        ids = np.array([self._image(step * self.batch_size + position) for position in positions])
+        ids = self.ids(step, positions)
         moments = self.cache.moments(ids, flip < 0.5 if self.flip else np.zeros(len(ids), bool))
+        self.cache.expect(self.ids(step + 1, positions))
         labels = np.where(drop < self.class_dropout_prob, self.null_label, self.cache.labels[ids])
         return TrainingBatch(
             ids=ids,
             x_0=x_0,
-            x_1=latents_of_moments(moments, posterior_noise, self.cache.autoencoder),
+            x_1=latents_of_moments(moments, posterior_noise.to(moments.device), self.cache.autoencoder),
             u=torch.from_numpy(time.astype(np.float32)),
             labels=torch.from_numpy(labels),
         )
+
+    def ids(self, step: int, positions: range) -> np.ndarray:
+        """The images at `positions` of step `step`."""
+        return np.array([self._image(step * self.batch_size + position) for position in positions])
 
     def _image(self, global_position: int) -> int:
         epoch, offset = divmod(global_position, len(self.cache))
@@ -99,3 +108,16 @@ class TrainingStream:
             kept = {e: self._orders[e] for e in self._orders if abs(e - epoch) <= 1}
             self._orders = {**kept, epoch: order}
         return int(self._orders[epoch][offset])
+
+
+class Slices(Dataset[TrainingBatch]):
+    """Item s is what a process trains on at step s: `positions` of the stream; `num_steps` items."""
+
+    def __init__(self, stream: TrainingStream, positions: range, num_steps: int) -> None:
+        self.stream, self.positions, self.num_steps = stream, positions, num_steps
+
+    def __len__(self) -> int:
+        return self.num_steps
+
+    def __getitem__(self, step: int) -> TrainingBatch:
+        return self.stream.batch(step, self.positions)

@@ -20,7 +20,7 @@ from .. import runtime
 from ..config import ClassifierConfig
 from ..data.autoencoder import images_to_pixels
 from ..data.demo import ASSETS
-from ..data.images import open_images, read_all
+from ..data.sources import open_images, read_all
 from ..data.stream import TRAINING, generator
 from ..train.optim import learning_rate
 

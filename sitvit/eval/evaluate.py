@@ -17,8 +17,9 @@ from torch import Tensor
 from .. import runtime
 from ..data.autoencoder import Autoencoder, latents_of_moments, pixels_to_images
 from ..data.encode import CROP
-from ..data.images import center_crop, open_images
+from ..data.images import center_crop
 from ..data.latents import LatentCache
+from ..data.sources import open_images
 from ..generate.samples import RECORD, Samples
 from .features import EXTRACTORS, FashionFeatures, FeatureExtractor
 from .metrics import frechet_distance
@@ -144,7 +145,7 @@ class Reconstructions:
         self.cache, self.class_names, self.labels = cache, cache.class_names, cache.labels
         self._block, self._images = range(0), np.empty(0, dtype=np.uint8)
         self._autoencoder = Autoencoder(cache.autoencoder.name, device)
-        self._autoencoder.identity.check(cache.autoencoder)
+        self._autoencoder.match(cache.autoencoder)
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -62,7 +62,7 @@ def generate(
     check_labels(labels, network.num_classes)
     state = runtime.processes()
     autoencoder = Autoencoder(autoencoder_name or checkpoint.autoencoder.name, state.device)
-    autoencoder.identity.check(checkpoint.autoencoder)
+    autoencoder.match(checkpoint.autoencoder)
     guidance.check_channels(network.in_channels)
     null_label = None if guidance.is_off else network.null_label
     path, prediction = find_path(checkpoint.record["path"]), checkpoint.record["prediction"]

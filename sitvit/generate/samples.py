@@ -15,7 +15,8 @@ import numpy as np
 from PIL import Image
 
 from .. import runtime
-from ..data.images import is_image, read_image
+from ..data.images import read_image
+from ..data.sources import is_image
 
 FORMAT = 2
 RECORD = "samples.json"
@@ -140,7 +141,7 @@ def lacking(folder: Path, num_images: int) -> set[str]:
 
 def _found(folder: Path) -> set[str]:
     images = folder / "images"
-    return {path.name for path in images.iterdir() if is_image(path)} if images.is_dir() else set()
+    return {path.name for path in images.iterdir() if is_image(path.name)} if images.is_dir() else set()
 
 
 def _check_names(folder: Path, num_images: int) -> None:

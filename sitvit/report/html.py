@@ -154,7 +154,7 @@ def _results(runs: list[Run]) -> str:
                     [run.name, parameters, str(run.checkpoint.step), last,
                      f"{made.record['cfg_scale']:g}", *_numbers(metrics)]
                 )  # fmt: skip
-    for folder in sorted({run.config["data"]["latents"] for run in runs}):
+    for folder in sorted({run.config["data"]["latents"] or "" for run in runs} - {""}):
         for metrics in measured(Path(folder)):
             rows.append(
                 [
@@ -203,7 +203,7 @@ def _how(made: Samples) -> str:
 
 def _stages(runs: list[Run]) -> str:
     stages: list[tuple[str, dict[str, Any]]] = []
-    for folder in sorted({run.config["data"]["latents"] for run in runs}):
+    for folder in sorted({run.config["data"]["latents"] or "" for run in runs} - {""}):
         if (Path(folder) / "manifest.json").is_file():
             stages.append(("encode", LatentCache(Path(folder)).manifest))
         stages += [("evaluate", metrics) for metrics in measured(Path(folder))]

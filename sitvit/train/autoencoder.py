@@ -18,8 +18,14 @@ from torch import Tensor
 
 from .. import runtime
 from ..config import AutoencoderConfig
-from ..data.autoencoder import Autoencoder, images_to_pixels, new_autoencoder, pixels_to_images
-from ..data.images import open_images, read_all
+from ..data.autoencoder import (
+    Autoencoder,
+    images_to_pixels,
+    latents_of_moments,
+    new_autoencoder,
+    pixels_to_images,
+)
+from ..data.sources import open_images, read_all
 from ..data.stream import TRAINING, generator
 from .optim import learning_rate
 
@@ -130,8 +136,8 @@ def reconstruction_psnr(autoencoder: Autoencoder, images: np.ndarray) -> float:
     squared_error = 0.0
     for batch in np.split(images, range(BATCH, len(images), BATCH)):
         original = torch.from_numpy(batch)
-        mean = autoencoder.encode(images_to_pixels(original)).chunk(2, dim=1)[0]
-        latents = (mean - autoencoder.identity.shift_factor) * autoencoder.identity.scaling_factor
+        moments = autoencoder.encode(images_to_pixels(original))
+        latents = latents_of_moments(moments, torch.zeros(1), autoencoder.identity)
         decoded = pixels_to_images(autoencoder.decode(latents)).cpu()
         squared_error += (decoded.double() - original.double()).square().sum().item()
     return 10 * math.log10(255**2 * images.size / squared_error)

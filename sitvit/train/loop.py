@@ -9,7 +9,8 @@ import torch
 
 from .. import runtime
 from ..config import Config, TrainConfig, dump_config, load_config
-from ..data.latents import LatentCache
+from ..data.latents import LatentCache, Latents
+from ..data.live import LiveLatents
 from ..data.stream import TrainingStream
 from ..flow.intervals import training_interval
 from ..flow.objective import Objective
@@ -42,6 +43,8 @@ VERIFIED_BYTES = 1 << 30
 
 MAY_CHANGE = {
     "data.latents",  # the folder may move; its content is compared by fingerprint
+    "data.images",
+    "data.autoencoder",
     "train.num_steps",
     "train.decay_steps",
     "train.log_every",
@@ -62,9 +65,7 @@ def train(config: Config) -> None:
     run = Path(config.run)
 
     # What is there already.
-    cache = LatentCache(Path(config.data.latents))
-    if cache.num_bytes <= VERIFIED_BYTES:
-        cache.verify()
+    cache = open_latents(config)
     model = build_network(config, cache)
     previous = latest_checkpoint(run, verify=True)
     if previous is None and run.exists() and any(run.iterdir()):
@@ -139,8 +140,8 @@ def train(config: Config) -> None:
                     "image_size": cache.image_size,
                     "autoencoder": asdict(cache.autoencoder),
                     "latents_fingerprint": cache.fingerprint,
-                    "images": cache.manifest["images"],
-                    "images_fingerprint": cache.manifest["images_fingerprint"],
+                    "images": cache.images,
+                    "images_fingerprint": cache.images_fingerprint,
                     "path": settings.path,
                     "prediction": settings.prediction,
                     "num_parameters": num_parameters,
@@ -209,19 +210,42 @@ def train(config: Config) -> None:
     runtime.say(f"{run}: done, {settings.num_steps} steps; the last checkpoint is in {run}/checkpoints")
 
 
-def build_network(config: Config, cache: LatentCache) -> SiT:
+def open_latents(config: Config) -> Latents:
+    """The latents that `config` names: a cache, or images with an autoencoder on this process's device."""
+    data = config.data
+    if data.latents is None:
+        assert data.images is not None
+        assert data.autoencoder is not None
+        assert data.image_size is not None
+        device = runtime.processes().device
+        return LiveLatents(data.images, data.autoencoder, data.image_size, device)
+    cache = LatentCache(Path(data.latents))
+    if cache.num_bytes <= VERIFIED_BYTES:
+        cache.verify()
+    return cache
+
+
+def build_network(config: Config, cache: Latents) -> SiT:
     """The network of `config` with its seeded first weights; latent shape and classes from `cache`."""
     arguments = config.model_arguments()
     num_classes = arguments.setdefault("num_classes", len(cache.class_names))
     if num_classes < len(cache.class_names):
         raise ValueError(
-            f"model.num_classes is {num_classes}, but {cache.folder} has {len(cache.class_names)} "
+            f"model.num_classes is {num_classes}, but {cache.where} has {len(cache.class_names)} "
             "classes; leave it out to take that"
         )
     if num_classes > len(cache.class_names):
         runtime.say(
-            f"model.num_classes is {num_classes}, but {cache.folder} has only "
+            f"model.num_classes is {num_classes}, but {cache.where} has only "
             f"{len(cache.class_names)} classes: the rest stay untrained"
+        )
+    unit = cache.autoencoder.downsampling * arguments["patch_size"]
+    if cache.image_size % unit:
+        lower = cache.image_size // unit * unit
+        raise ValueError(
+            f"image size {cache.image_size} does not fit {config.model.name}: it needs a multiple of {unit} "
+            f"(autoencoder {cache.autoencoder.downsampling} x patch {arguments['patch_size']}); the nearest "
+            f"are {max(lower, unit)} and {lower + unit}"
         )
     channels, height, width = cache.latent_shape
     with torch.random.fork_rng():
@@ -255,7 +279,7 @@ def start_from_classifier(model: SiT, path: Path) -> None:
     )
 
 
-def check_continuation(config: Config, cache: LatentCache, previous: Checkpoint) -> None:
+def check_continuation(config: Config, cache: Latents, previous: Checkpoint) -> None:
     """ValueError naming each setting in which `config` is not the run that `previous` belongs to."""
     saved = load_config(previous.folder / "config.yaml", [], Config)
     old, new = _flat(saved.to_dict()), _flat(config.to_dict())
@@ -265,7 +289,7 @@ def check_continuation(config: Config, cache: LatentCache, previous: Checkpoint)
         if key not in MAY_CHANGE | {"run"} and old.get(key) != new.get(key)
     ]
     if previous.record["latents_fingerprint"] != cache.fingerprint:
-        changed.append(f"the latents in {cache.folder} are not those that the run was trained on")
+        changed.append(f"the latents in {cache.where} are not those that the run was trained on")
     if previous.class_names != cache.class_names:
         changed.append(f"the classes were {previous.class_names}, now {cache.class_names}")
     if changed:

@@ -1,16 +1,21 @@
 """Reading images: one rule for every format, a sentence for what cannot be read."""
 
 import gzip
-import os
 import re
 import shutil
+import struct
+import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from sitvit.data.demo import FASHION_FOLDER, FASHION_SHA256, embedded_fashion, fetch_fashion, sha256_of_file
-from sitvit.data.images import ImageFolder, center_crop, open_images, read_image
+from sitvit.data.images import center_crop, read_image
+from sitvit.data.sources import open_images
 
 RED = (255, 0, 0)
 
@@ -36,61 +41,6 @@ def test_the_embedded_images_are_padded_and_gray():
     assert np.array_equal(image[..., 0], image[..., 2])
     assert image.any()
     assert np.bincount(source.labels).tolist() == [1000] * 10
-
-
-def test_labels_follow_the_folder_of_each_image(tmp_path):
-    """Names that sort differently as text and number, mixed case, spaces, brackets, other scripts."""
-    names = ["b", "A", "a b", "é", "[a]*", "10", "2"]
-    for i, name in enumerate(names):
-        for k in range(3):
-            write(tmp_path / name / f"{k}.png", (10 * i, k, 0))
-    source = ImageFolder(tmp_path)
-    assert source.class_names == sorted(names)
-    assert len(source) == 21
-    for index in range(len(source)):
-        red = source.read(index)[0, 0, 0]
-        assert source.class_names[source.labels[index]] == names[red // 10]
-
-
-def test_folders_that_are_all_numbers_are_ordered_as_numbers(tmp_path):
-    for name in ("0", "1", "2", "10", "11"):
-        write(tmp_path / name / "x.png")
-    assert ImageFolder(tmp_path).class_names == ["0", "1", "2", "10", "11"]
-
-
-def test_hidden_system_and_empty_folders_are_passed_over_with_a_notice(tmp_path):
-    write(tmp_path / "cat" / "x.png")
-    write(tmp_path / ".ipynb_checkpoints" / "x.png")
-    write(tmp_path / "__MACOSX" / "x.png")
-    write(tmp_path / "cat" / "._x.png")
-    write(tmp_path / "loose.png")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / ".DS_Store").write_text("")
-    source = ImageFolder(tmp_path)
-    assert source.class_names == ["cat"]
-    assert len(source) == 1
-    told = " ".join(source.notices)
-    for word in (".ipynb_checkpoints", "__MACOSX", "empty", "1 images that lie outside"):
-        assert word in told
-
-
-@pytest.mark.parametrize(
-    ("prepare", "words"),
-    [
-        (lambda folder: folder.rmdir(), "there is no folder"),
-        (lambda folder: None, "has no images"),
-        (lambda folder: write(folder / "x.png"), "no class folders"),
-        (lambda folder: (folder / "a").mkdir(), "has no images"),
-    ],
-    ids=["missing", "empty", "without classes", "classes without images"],
-)
-def test_a_folder_that_cannot_serve_is_refused_by_name(tmp_path, prepare, words):
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    prepare(folder)
-    with pytest.raises(ValueError, match=words) as caught:
-        open_images(str(folder))
-    assert "photos" in str(caught.value)
 
 
 def test_a_damaged_image_is_refused_by_name(tmp_path):
@@ -127,6 +77,154 @@ def test_every_mode_becomes_three_channels_by_one_rule(tmp_path):
     assert red > 200
     assert green < 60
     assert blue < 60
+
+
+def sixteen_bit_rgb(path, value):
+    """An 8 x 8 PNG of 16-bit colour, which Pillow itself does not write."""
+    rows = b"".join(b"\0" + struct.pack(">3H", *value) * 8 for _ in range(8))
+    chunks = [
+        (b"IHDR", struct.pack(">2I5B", 8, 8, 16, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows)),
+        (b"IEND", b""),
+    ]
+    data = b"\x89PNG\r\n\x1a\n"
+    for kind, body in chunks:
+        data += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    path.write_bytes(data)
+
+
+def test_sixteen_bits_are_scaled_and_never_saturated(tmp_path):
+    values = np.arange(0, 65536, 256, dtype=np.uint16).reshape(16, 16)
+    expected = np.round(values / 257).astype(np.uint8)
+    Image.fromarray(values).save(tmp_path / "deep.png")
+    Image.fromarray(values).save(tmp_path / "deep.tif")
+    big = Image.frombytes("I;16B", (16, 16), values.astype(">u2").tobytes())
+    big.save(tmp_path / "big.tif")
+    for name in ("deep.png", "deep.tif", "big.tif"):
+        assert np.array_equal(read_image(tmp_path / name)[..., 1], expected), name
+    sixteen_bit_rgb(tmp_path / "colour.png", (0xFFFF, 0x8000, 0x0100))
+    assert read_image(tmp_path / "colour.png")[3, 3].tolist() == [255, 128, 1]
+
+
+def test_values_of_no_known_range_are_refused(tmp_path):
+    Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)).save(tmp_path / "float.tif")
+    Image.fromarray(np.full((4, 4), 1 << 20, dtype=np.int32)).save(tmp_path / "wide.tif")
+    with pytest.raises(ValueError, match=r"float.tif .*floats"):
+        read_image(tmp_path / "float.tif")
+    with pytest.raises(ValueError, match=r"wide.tif .*beyond 16 bits"):
+        read_image(tmp_path / "wide.tif")
+
+
+def test_colours_of_every_kind_of_cmyk_are_the_right_way_round(tmp_path):
+    red = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
+    red.save(tmp_path / "inverted.jpg")  # Adobe's way: Pillow writes the marker and inverts
+    red.save(tmp_path / "plain.tif")
+    for name in ("inverted.jpg", "plain.tif"):
+        r, g, b = read_image(tmp_path / name)[8, 8]
+        assert (r > 200, g < 60, b < 60) == (True, True, True)
+
+
+def test_partly_transparent_colours_are_mixed_with_white(tmp_path):
+    half = Image.new("RGBA", (4, 4), (255, 0, 0, 128))
+    assert pixel(tmp_path, half, "half.png") == [255, 127, 127]
+    palette = Image.new("P", (4, 4), 1)
+    palette.putpalette([0, 0, 255, 255, 0, 0])
+    assert pixel(tmp_path, palette, "some.png", transparency=bytes([255, 128])) == [255, 127, 127]
+
+
+def test_the_content_and_not_the_suffix_decides(tmp_path):
+    Image.new("RGB", (8, 8), RED).save(tmp_path / "x.png")
+    (tmp_path / "x.png").rename(tmp_path / "x.JPEG")
+    assert read_image(tmp_path / "x.JPEG")[0, 0].tolist() == [255, 0, 0]
+
+
+def test_animated_and_progressive_files_are_read(tmp_path):
+    frames = [Image.new("RGB", (8, 8), color) for color in (RED, (0, 255, 0))]
+    frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True)
+    frames[0].save(tmp_path / "a.jpg", progressive=True, quality=95)
+    for name in ("a.webp", "a.jpg"):
+        assert read_image(tmp_path / name)[4, 4].tolist() == pytest.approx([255, 0, 0], abs=3)
+
+
+def claims(path, width, height):
+    """A small PNG whose header claims another size."""
+    Image.new("L", (4, 4)).save(path)
+    data = bytearray(path.read_bytes())
+    data[16:24] = struct.pack(">2I", width, height)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    path.write_bytes(data)
+
+
+def test_a_decompression_bomb_is_refused_by_name_with_the_limit(tmp_path):
+    claims(tmp_path / "bomb.png", 20_000, 20_000)
+    with pytest.raises(ValueError, match=r"bomb.png is too large .*400000000.*120,000,000.*SITVIT_MAX"):
+        read_image(tmp_path / "bomb.png")
+
+
+def test_the_limit_of_pixels_can_be_changed_on_purpose(tmp_path, monkeypatch):
+    Image.new("RGB", (64, 64), RED).save(tmp_path / "x.png")
+    monkeypatch.setenv("SITVIT_MAX_IMAGE_PIXELS", "4095")
+    with pytest.raises(ValueError, match=r"x.png is too large .*4,096 pixels|4096"):
+        read_image(tmp_path / "x.png")
+    monkeypatch.setenv("SITVIT_MAX_IMAGE_PIXELS", "4096")
+    assert read_image(tmp_path / "x.png").shape == (64, 64, 3)
+    monkeypatch.setenv("SITVIT_MAX_IMAGE_PIXELS", "many")
+    with pytest.raises(ValueError, match="SITVIT_MAX_IMAGE_PIXELS must be a number"):
+        read_image(tmp_path / "x.png")
+
+
+def test_images_above_pillows_warning_are_read_in_silence(tmp_path, recwarn, monkeypatch):
+    monkeypatch.setenv("SITVIT_MAX_IMAGE_PIXELS", "100")
+    Image.new("RGB", (9, 9), RED).save(tmp_path / "x.png")  # Pillow warns at half of its limit
+    assert read_image(tmp_path / "x.png").shape == (9, 9, 3)
+    assert not recwarn.list
+
+
+def test_a_gif_whose_second_frame_lies_far_out_gives_its_first(tmp_path):
+    frames = [Image.new("P", (24, 24), color) for color in (0, 1)]
+    frames[0].putpalette([255, 0, 0, 0, 255, 0])
+    frames[0].save(tmp_path / "far.gif", save_all=True, append_images=frames[1:])
+    data = bytearray((tmp_path / "far.gif").read_bytes())
+    second = data.rindex(b"\x2c")
+    data[second + 1 : second + 5] = struct.pack("<2H", 45_000, 45_000)
+    (tmp_path / "far.gif").write_bytes(data)
+    assert read_image(tmp_path / "far.gif")[0, 0].tolist() == [255, 0, 0]
+
+
+def adm_crop(image, size):
+    """The recipe as it is published, without a thought for memory."""
+    picture = Image.fromarray(image)
+    while min(*picture.size) >= 2 * size:
+        picture = picture.resize(tuple(x // 2 for x in picture.size), resample=Image.Resampling.BOX)
+    scale = size / min(*picture.size)
+    picture = picture.resize(tuple(round(x * scale) for x in picture.size), resample=Image.Resampling.BICUBIC)
+    array = np.array(picture)
+    y, x = (array.shape[0] - size) // 2, (array.shape[1] - size) // 2
+    return array[y : y + size, x : x + size]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    short=st.integers(1, 90), ratio=st.floats(1, 60), tall=st.booleans(), size=st.integers(1, 64),
+    two_values=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_the_crop_equals_the_published_recipe_bit_for_bit(short, ratio, tall, size, two_values, seed):
+    shape = (round(short * ratio), short) if tall else (short, round(short * ratio))
+    image = np.random.default_rng(seed).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    image = np.where(image > 127, 255, 0).astype(np.uint8) if two_values else image  # these overshoot
+    assert np.array_equal(center_crop(image, size), adm_crop(image, size))
+
+
+@pytest.mark.parametrize("shape", [(1, 4000), (4000, 1), (3, 30_000)])
+def test_the_crop_of_extreme_shapes_takes_little_memory(shape):
+    """The recipe itself passes 1 x 4000 through 256 x 1,024,000 pixels."""
+    image = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    tracemalloc.start()
+    cropped = center_crop(image, 256)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert cropped.shape == (256, 256, 3)
+    assert peak < 20e6
 
 
 def test_the_first_frame_of_an_animation_counts(tmp_path):
@@ -188,15 +286,3 @@ def test_an_idx_file_is_a_source_of_its_own(tmp_path):
         file.truncate(1000)
     with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte.gz is not a whole gzip file"):
         open_images(str(tmp_path / "t10k-images-idx3-ubyte.gz"))
-
-
-def test_the_fingerprint_changes_when_a_file_is_written_renamed_or_added(tmp_path):
-    write(tmp_path / "a" / "x.png")
-    first = ImageFolder(tmp_path).fingerprint()
-    assert ImageFolder(tmp_path).fingerprint() == first
-    os.utime(tmp_path / "a" / "x.png", (1, 1))
-    touched = ImageFolder(tmp_path).fingerprint()
-    (tmp_path / "a" / "x.png").rename(tmp_path / "a" / "y.png")
-    renamed = ImageFolder(tmp_path).fingerprint()
-    write(tmp_path / "a" / "z.png")
-    assert len({first, touched, renamed, ImageFolder(tmp_path).fingerprint()}) == 4

@@ -54,7 +54,7 @@ def test_several_processes_write_the_same_bytes(images, autoencoder, tmp_path):
     assert content(tmp_path / "one") == content(folder)
 
 
-def encode_part(images, autoencoder, folder, num_processes):
+def encode_part(images, autoencoder, folder, num_processes, image_size=32):
     """All processes of a job in one, each on a thread, with a real barrier."""
     from threading import Barrier, Thread
 
@@ -64,7 +64,8 @@ def encode_part(images, autoencoder, folder, num_processes):
     def run(index):
         try:
             encode(
-                images, "fashion-mnist", autoencoder, 32, folder, 4, True, index, num_processes, barrier.wait
+                images, "fashion-mnist", autoencoder, image_size, folder, 4, True, index, num_processes,
+                barrier.wait,
             )  # fmt: skip
         except BaseException as error:
             errors.append(error)
@@ -175,7 +176,7 @@ def test_all_images_that_cannot_be_read_are_named_in_one_message(images, autoenc
         make(bad, autoencoder, tmp_path / "c")
 
 
-@pytest.mark.parametrize("content", ['{"format": 1}', "[]", "{"])
+@pytest.mark.parametrize("content", ['{"format": 2}', "[]", "{"])
 def test_a_strange_manifest_is_refused_by_name(images, autoencoder, tmp_path, content):
     make(images, autoencoder, tmp_path / "c")
     (tmp_path / "c" / "manifest.json").write_text(content)

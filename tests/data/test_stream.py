@@ -5,9 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
+from sitvit.bench.data import anonymous_memory, synthetic_cache
 from sitvit.data.autoencoder import latents_of_moments
-from sitvit.data.stream import SAMPLING, TRAINING, TrainingStream, generator
+from sitvit.data.stream import SAMPLING, TRAINING, Slices, TrainingStream, generator
 
 
 def stream(cache, **changes):
@@ -108,3 +110,89 @@ def test_flipping_without_mirrored_moments_is_refused(cache, monkeypatch):
     monkeypatch.setattr(cache, "has_flip", False)
     with pytest.raises(ValueError, match="encoded without --flip"):
         stream(cache)
+
+
+EPOCHS, ITEMS, BATCH = 3, 37, 8
+STEPS = -(-EPOCHS * ITEMS // BATCH)
+
+
+@pytest.fixture(scope="module")
+def thirty_seven(tmp_path_factory):
+    return synthetic_cache(tmp_path_factory.mktemp("stream") / "c", ITEMS)
+
+
+@pytest.fixture(scope="module")
+def table(thirty_seven):
+    """All that the first three epochs of 37 items in batches of 8 consist of."""
+    ran = stream(thirty_seven, batch_size=BATCH, flip=False)
+    return [tensors(ran.batch(step, range(BATCH))) for step in range(STEPS)]
+
+
+def equal(found, expected):
+    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_the_first_three_epochs_hold_each_image_three_times_in_three_orders(table):
+    ids = torch.cat([row[0] for row in table])[: EPOCHS * ITEMS].reshape(EPOCHS, ITEMS)
+    assert torch.equal(ids.sort(dim=1).values, torch.arange(ITEMS).expand(EPOCHS, -1))
+    assert len(ids.unique(dim=0)) == EPOCHS
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("num_processes", [1, 2, 4])
+def test_the_table_is_the_same_for_any_processes_and_accumulation(
+    thirty_seven, table, num_processes, accumulation
+):
+    """Process p's part k of a step is a slice of its slice; 8 positions cut in 16 would be empty."""
+    parts = min(num_processes * accumulation, BATCH)
+    size = BATCH // parts
+    ran = [stream(thirty_seven, batch_size=BATCH, flip=False) for _ in range(num_processes)]
+    for step, expected in enumerate(table):
+        slices = [
+            tensors(ran[k % num_processes].batch(step, range(k * size, (k + 1) * size))) for k in range(parts)
+        ]
+        assert equal([torch.cat(column) for column in zip(*slices, strict=True)], expected)
+
+
+@settings(max_examples=10, deadline=None)
+@given(killed_at=st.integers(0, STEPS - 1))
+def test_the_table_is_the_same_after_a_kill_at_any_step(thirty_seven, table, killed_at):
+    fresh = stream(thirty_seven, batch_size=BATCH, flip=False)
+    assert all(equal(tensors(fresh.batch(s, range(BATCH))), table[s]) for s in range(killed_at, STEPS))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_table_is_the_same_with_and_without_spawned_workers(thirty_seven, table, num_workers):
+    ran = Slices(stream(thirty_seven, batch_size=BATCH, flip=False), range(BATCH), STEPS)
+    start = {"multiprocessing_context": "spawn"} if num_workers else {}
+    loader = DataLoader(ran, batch_size=None, num_workers=num_workers, **start)
+    assert all(equal(tensors(found), row) for found, row in zip(loader, table, strict=True))
+
+
+@pytest.mark.parametrize("num_items", [1, 5])
+def test_fewer_images_than_the_batch_train_on_each_equally_often(tmp_path, num_items):
+    ran = stream(synthetic_cache(tmp_path / "c", num_items), batch_size=8, flip=False)
+    ids = np.concatenate([ran.batch(step, range(8)).ids for step in range(5)])
+    assert np.bincount(ids).tolist() == [40 // num_items] * num_items
+
+
+def test_a_data_loader_reads_whole_batches_of_a_cache(thirty_seven):
+    loader = DataLoader(thirty_seven, batch_size=10, collate_fn=tuple)
+    batches = list(loader)
+    assert [len(labels) for _, labels in batches] == [10, 10, 10, 7]
+    everything = thirty_seven.moments(np.arange(37), np.zeros(37, bool))
+    assert torch.equal(torch.cat([moments for moments, _ in batches]), everything)
+    assert torch.equal(thirty_seven[5][0], everything[5])
+
+
+def test_memory_stays_flat_over_an_epoch(tmp_path):
+    """3,000 items are 49 MB; what is read stays in the page cache and not in the process."""
+    cache = synthetic_cache(tmp_path / "c", 3000)
+    ran = stream(cache, batch_size=100, flip=False)
+    ran.batch(0, range(100))
+    before = anonymous_memory()
+    if before is None:
+        pytest.skip("this system does not tell")
+    for step in range(30):
+        ran.batch(step, range(100))
+    assert anonymous_memory() - before < 10e6

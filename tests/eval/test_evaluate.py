@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sitvit.data import images as image_sources
+from sitvit.data import sources as image_sources
 from sitvit.data.autoencoder import images_to_pixels
 from sitvit.data.demo import embedded_fashion
 from sitvit.eval.classifier import (

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from PIL import Image
 
-from sitvit.data import images as image_sources
+from sitvit.data import sources as image_sources
 from sitvit.eval.evaluate import evaluate
 from sitvit.flow.guidance import Guidance
 from sitvit.flow.samplers import FixedOde

@@ -1,0 +1,168 @@
+"""Latent caches of other projects: what each wrote, read back with the scale applied once."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sitvit import cli
+from sitvit.data.autoencoder import Autoencoder, images_to_pixels, latents_of_moments, new_autoencoder
+from sitvit.data.importers import import_latents
+from sitvit.data.latents import LatentCache
+
+N = 24
+
+
+@pytest.fixture(scope="module")
+def sd_like(tmp_path_factory):
+    """An autoencoder with SD's scale, 0.18215."""
+    folder = tmp_path_factory.mktemp("sd")
+    new_autoencoder(32, [8, 8, 8], 4, 4, seed=0).save_pretrained(folder)
+    return Autoencoder(str(folder), "cpu")
+
+
+@pytest.fixture(scope="module")
+def labels():
+    return (torch.arange(N) * 7) % 5
+
+
+def posterior(images, autoencoder):
+    pixels = images_to_pixels(torch.from_numpy(np.stack([images.read(i) for i in range(N)])))
+    return autoencoder.network.encode(pixels).latent_dist
+
+
+def write_edm2(folder, distribution, labels):
+    """As REPA's tool: float32 mean and standard deviation, labels in dataset.json."""
+    moments = torch.cat([distribution.mean, distribution.std], dim=1)
+    entries = []
+    for i in range(N):
+        name = f"{i // 10:05}/img-mean-std-{i:08}.npy"
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        np.save(folder / name, moments[i].numpy())
+        entries.append([name, int(labels[i])])
+    (folder / "dataset.json").write_text(json.dumps({"labels": entries[::-1]}))
+
+
+def test_mean_and_deviation_become_the_moments_of_the_same_posterior(images, sd_like, labels, tmp_path):
+    distribution = posterior(images, sd_like)
+    write_edm2(tmp_path / "data" / "vae-sd", distribution, labels)
+    import_latents(tmp_path / "data", sd_like, tmp_path / "c", False)
+    cache = LatentCache(tmp_path / "c")
+    assert np.array_equal(cache.labels, labels.numpy())
+    assert cache.image_size == 32
+    noise = torch.randn(N, 4, 8, 8)
+    found = latents_of_moments(cache.moments(np.arange(N), np.zeros(N, bool)), noise, cache.autoencoder)
+    expected = (distribution.mean + distribution.std * noise) * 0.18215
+    torch.testing.assert_close(found, expected, atol=2e-3, rtol=5e-3)  # float16
+    assert cache.manifest["imported_from"] == "REPA/EDM2"
+    cache.verify()
+
+
+def test_lightningdits_draws_and_their_mirrors_are_scaled_once(images, sd_like, labels, tmp_path):
+    z, mirrored = torch.randn(2, N, 4, 8, 8)
+    (tmp_path / "l").mkdir()
+    for shard, rows in enumerate((slice(0, 16), slice(16, N))):
+        tensors = {"latents": z[rows], "latents_flip": mirrored[rows], "labels": labels[rows]}
+        save_file(
+            {k: v.contiguous() for k, v in tensors.items()},
+            tmp_path / "l" / f"latents_rank00_shard{shard:03}.safetensors",
+        )
+    import_latents(tmp_path / "l", sd_like, tmp_path / "c", False)
+    cache = LatentCache(tmp_path / "c")
+    assert cache.has_flip
+    for flip, expected in ((False, z), (True, mirrored)):
+        moments = cache.moments(np.arange(N), np.full(N, flip))
+        found = latents_of_moments(moments, torch.randn(N, 4, 8, 8), cache.autoencoder)
+        torch.testing.assert_close(found, expected * 0.18215, atol=1e-3, rtol=1e-3)  # float16
+    assert np.array_equal(cache.labels, labels.numpy())
+
+
+def write_fast_dit(folder, latents, labels):
+    for kind, values in (("features", latents), ("labels", labels)):
+        (folder / f"imagenet256_{kind}").mkdir(parents=True)
+        for i in range(N):
+            np.save(folder / f"imagenet256_{kind}" / f"{i}.npy", values[i : i + 1].numpy())
+
+
+def test_fast_dits_scaled_draws_are_not_scaled_twice(sd_like, labels, tmp_path):
+    latents = torch.randn(N, 4, 8, 8)  # already times 0.18215, as its tool saves them
+    write_fast_dit(tmp_path / "f", latents, labels)
+    import_latents(tmp_path / "f", sd_like, tmp_path / "c", False)
+    cache = LatentCache(tmp_path / "c")
+    moments = cache.moments(np.arange(N), np.zeros(N, bool))
+    found = latents_of_moments(moments, torch.randn(N, 4, 8, 8), cache.autoencoder)
+    torch.testing.assert_close(found, latents, atol=1e-3, rtol=1e-3)  # float16
+    assert np.array_equal(cache.labels, labels.numpy())  # 10 comes after 9, not after 1
+
+
+def test_pairs_that_do_not_match_are_refused_by_name(sd_like, labels, tmp_path):
+    write_fast_dit(tmp_path / "f", torch.randn(N, 4, 8, 8), labels)
+    (tmp_path / "f" / "imagenet256_labels" / "7.npy").unlink()
+    with pytest.raises(ValueError, match=r"in one only: 7.npy"):
+        import_latents(tmp_path / "f", sd_like, tmp_path / "c", False)
+
+
+class Exact:
+    """A posterior around the pixels themselves, which `pixels` decodes as they are."""
+
+    def __init__(self, pixels):
+        self.mean, self.std = pixels, torch.full_like(pixels, 0.01)
+
+
+def test_latents_of_pixels_from_zero_to_one_are_found_out(images, labels, tmp_path):
+    """EDM2's own tool gives the autoencoder x / 255."""
+    pixels = images_to_pixels(torch.from_numpy(np.stack([images.read(i) for i in range(N)])))
+    write_edm2(tmp_path / "edm2", Exact((pixels + 1) / 2), labels)
+    with pytest.raises(ValueError, match=r"pixels in \[0, 1\], as EDM2's own tool does"):
+        import_latents(tmp_path / "edm2", Autoencoder("pixels", "cpu"), tmp_path / "c", False)
+    write_edm2(tmp_path / "repa", Exact(pixels), labels)
+    import_latents(tmp_path / "repa", Autoencoder("pixels", "cpu"), tmp_path / "c", False)
+    assert len(LatentCache(tmp_path / "c")) == N
+
+
+def test_what_cannot_be_imported_is_refused_by_name(sd_like, tmp_path, labels):
+    with pytest.raises(ValueError, match="there is no folder"):
+        import_latents(tmp_path / "none", sd_like, tmp_path / "c", False)
+    with pytest.raises(ValueError, match="is no latent cache of a known kind"):
+        import_latents(tmp_path, sd_like, tmp_path / "c", False)
+    write_fast_dit(tmp_path / "f", torch.randn(N, 16, 8, 8), labels)
+    with pytest.raises(ValueError, match=r"shape \(16, 8, 8\), which autoencoder .* with 4 channels"):
+        import_latents(tmp_path / "f", sd_like, tmp_path / "c", False)
+    shutil.rmtree(tmp_path / "f")
+    bad = torch.randn(N, 4, 8, 8)
+    bad[11, 0, 0, 0] = float("nan")
+    write_fast_dit(tmp_path / "f", bad, labels)
+    with pytest.raises(ValueError, match="not finite"):
+        import_latents(tmp_path / "f", sd_like, tmp_path / "c", False)
+    assert not (tmp_path / "c" / "manifest.json").exists()
+
+
+def test_the_verb_imports_and_reports_the_spread(sd_like, labels, tmp_path, capsys):
+    write_fast_dit(tmp_path / "f", torch.randn(N, 4, 8, 8) * 0.18215, labels)  # scaled twice by someone
+    cli.encode_latents(
+        [
+            "--import",
+            str(tmp_path / "f"),
+            "--autoencoder",
+            sd_like.identity.name,
+            "--out",
+            str(tmp_path / "c"),
+        ]
+    )
+    printed = capsys.readouterr().out
+    assert "imported 24 latents of fast-DiT" in printed
+    assert "0.18; that is far from 1: check the autoencoder" in printed
+    cli.encode_latents(
+        [
+            "--import",
+            str(tmp_path / "f"),
+            "--autoencoder",
+            sd_like.identity.name,
+            "--out",
+            str(tmp_path / "c"),
+        ]
+    )
+    assert "all 24 latents are there already" in capsys.readouterr().out
