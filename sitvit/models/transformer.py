@@ -158,9 +158,11 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         grid = check_grid(x_t.shape[2:], self.patch_size, "latent")
         positions, rotation = self.tables(grid)
         x = self.x_embedder(x_t)  # (B, N, D)
+        # The residual stream has the weights' type: float32 under autocast, else LayerScale's small
+        # updates would be rounded away.
+        x = x.to(self.x_embedder.proj.weight.dtype)
         num_patches = x.shape[1]
         if positions is not None:
-            # A float32 table would promote the whole residual stream under autocast.
             x = x + positions.to(x.dtype)
         if self.num_registers:
             registers = self.reg_token.to(x.dtype).expand(len(x), -1, -1)

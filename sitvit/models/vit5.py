@@ -133,6 +133,7 @@ class ViT5(ModelMixin, ConfigMixin):  # type: ignore[misc]
         """Tokens after the last block, before the final norm; `kept` receives those of each block."""
         grid = check_grid(images.shape[2:], self.patch_size, "image")
         patches = self.patch_embed(images)  # (B, N, D)
+        patches = patches.to(self.pos_embed.dtype)  # the stream is float32 under autocast
         first, positions = self.pos_embed.tensor_split([int(self.class_position)], dim=1)
         patches = patches + resample_table(positions, self.grid, grid).to(patches.dtype)
         cls_token = self.cls_token + first if self.class_position else self.cls_token
