@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .layers import MLPS, NORMS, Block, FinalLayer, LabelEmbedder, PatchEmbed, TimestepEmbedder
-from .positions import as_pair, check_grid, resample_table, rope_table, sincos_2d
+from .positions import Rotation, as_pair, check_grid, resample_table, sincos_2d
 
 POSITIONS = ("sincos", "learned", "none")
 
@@ -115,9 +115,9 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         self.pos_embed = None if positions == "none" else nn.Parameter(table, positions == "learned")
         if num_registers:
             self.reg_token = nn.Parameter(torch.zeros(1, num_registers, hidden_size))
-        self.rotation: Tensor | None
-        self.register_buffer("rotation", self._rotation(self.grid) if rope else None, persistent=False)
-        self._elsewhere: dict[tuple[int, int], tuple[Tensor | None, Tensor | None]] = {}
+        self._elsewhere: dict[tuple[tuple[int, int], torch.device], Tensor] = {}
+        thetas = self.ROPE_THETA, self.REGISTER_ROPE_THETA
+        self.rotation = Rotation(self.head_dim, self.grid, num_registers, *thetas) if rope else None
         self.blocks = nn.ModuleList(
             Block(
                 hidden_size,
@@ -188,39 +188,16 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
 
     def tables(self, grid: tuple[int, int]) -> tuple[Tensor | None, Tensor | None]:
         """Absolute positions (1, N, D) and rotation (2, N + R, head_dim) of a grid, None where absent."""
-        if grid == self.grid:
-            return self.pos_embed, self.rotation
+        rotation = None if self.rotation is None else self.rotation(grid)
+        if grid == self.grid or self.pos_embed is None:
+            return self.pos_embed, rotation
         if self.positions_kind == "learned":  # its weights move, so it is not kept
-            assert self.pos_embed is not None
-            return resample_table(self.pos_embed, self.grid, grid), self._kept_tables(grid)[1]
-        return self._kept_tables(grid)
-
-    def _kept_tables(self, grid: tuple[int, int]) -> tuple[Tensor | None, Tensor | None]:
-        if grid not in self._elsewhere:  # the last grid alone is kept
-            fixed = self.positions_kind == "sincos"
+            return resample_table(self.pos_embed, self.grid, grid), rotation
+        where = grid, self.pos_embed.device
+        if where not in self._elsewhere:  # the last grid alone is kept
             with torch.inference_mode(False):  # what is kept must serve training too
-                positions = sincos_2d(self.hidden_size, *grid)[None].to(self.device) if fixed else None
-                rotation = None if self.rotation is None else self._rotation(grid).to(self.device)
-            self._elsewhere = {grid: (positions, rotation)}
-        return self._elsewhere[grid]
-
-    def _rotation(self, grid: tuple[int, int]) -> Tensor:
-        return rope_table(
-            self.head_dim,
-            grid,
-            self.grid,
-            self.num_registers,
-            self.ROPE_THETA,
-            self.REGISTER_ROPE_THETA,
-        )
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """As torch does; but a cast model keeps its rotation exact, in float32."""
-        super()._apply(fn, recurse)
-        self._elsewhere = {}
-        if self.rotation is not None and self.rotation.dtype != torch.float32:
-            self.rotation = self._rotation(self.grid).to(self.rotation.device)
-        return self
+                self._elsewhere = {where: sincos_2d(self.hidden_size, *grid)[None].to(where[1])}
+        return self._elsewhere[where], rotation
 
     def _initialize(self) -> None:
         """SiT's initialisation: Xavier, small normal embeddings, adaLN and output zero."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .layers import NORMS, Block, PatchEmbed
-from .positions import as_pair, check_grid, resample_table, rope_table
+from .positions import Rotation, as_pair, check_grid, resample_table
 from .transformer import check_arguments
 
 POOLS = ("class", "mean")
@@ -101,8 +101,8 @@ class ViT5(ModelMixin, ConfigMixin):  # type: ignore[misc]
         )
         self.norm = NORMS[norm_layer](embed_dim, norm_eps, True)
         self.head = nn.Linear(embed_dim, num_classes) if num_classes else nn.Identity()
-        self.rotation: Tensor | None
-        self.register_buffer("rotation", self._rotation(self.grid) if rope else None, persistent=False)
+        table = self.head_dim, self.grid, num_registers, *self.thetas
+        self.rotation = Rotation(*table, num_still=1) if rope else None
         self._initialize()
         self.register_load_state_dict_pre_hook(_drop_rope_frequencies)
 
@@ -141,9 +141,7 @@ class ViT5(ModelMixin, ConfigMixin):  # type: ignore[misc]
         if self.num_registers:
             rows.append(self.reg_token.to(patches.dtype).expand(len(images), -1, -1))
         x = torch.cat(rows, dim=1)  # (B, 1 + N + R, D)
-        rotation = self.rotation
-        if rotation is not None and grid != self.grid:
-            rotation = self._rotation(grid).to(x.device)
+        rotation = None if self.rotation is None else self.rotation(grid)
         for index, block in enumerate(self.blocks):
             if self.gradient_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, rotation, use_reentrant=False)
@@ -152,16 +150,6 @@ class ViT5(ModelMixin, ConfigMixin):  # type: ignore[misc]
             if kept is not None:
                 kept[index] = x
         return x
-
-    def _rotation(self, grid: tuple[int, int]) -> Tensor:
-        return rope_table(self.head_dim, grid, self.grid, self.num_registers, *self.thetas, num_still=1)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """As torch does; but a cast model keeps its rotation exact, in float32."""
-        super()._apply(fn, recurse)
-        if self.rotation is not None and self.rotation.dtype != torch.float32:
-            self.rotation = self._rotation(self.grid).to(self.rotation.device)
-        return self
 
     def _initialize(self) -> None:
         """Truncated normal of 0.02 for weights and tokens, zero biases."""
