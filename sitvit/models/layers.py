@@ -106,7 +106,6 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu_tanh": gelu_tanh, "gelu": F.gelu}
 """Activations of the plain MLP by name; `swiglu` is an MLP of its own."""
-MLPS = (*ACTIVATIONS, "swiglu")
 
 
 class Mlp(nn.Module):

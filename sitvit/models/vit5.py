@@ -8,6 +8,7 @@ The ViT of 2020: LayerNorm, biases everywhere, no RoPE, no registers, no LayerSc
 position for the class token too (`class_position`).
 """
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -17,10 +18,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .layers import NORMS, Block, PatchEmbed
-from .positions import Rotation, as_pair, check_grid, resample_table
-from .transformer import check_arguments
-
-POOLS = ("class", "mean")
+from .positions import Rotation, check_grid, resample_table
+from .shapes import ViTShape
 
 
 class ViT5(ModelMixin, ConfigMixin):  # type: ignore[misc]
@@ -38,7 +37,7 @@ class ViT5(ModelMixin, ConfigMixin):  # type: ignore[misc]
         pool: "class" reads the class token, "mean" the mean of the patch tokens, after the final norm.
 
     Raises:
-        ValueError: sizes that do not fit together, naming the legal ones.
+        ValueError: a value of another type, or sizes that do not fit together, naming the legal ones.
     """
 
     _supports_gradient_checkpointing = True
@@ -68,41 +67,40 @@ class ViT5(ModelMixin, ConfigMixin):  # type: ignore[misc]
         pool: str = "class",
     ) -> None:
         super().__init__()
-        check_arguments(embed_dim, num_heads, rope, num_registers, norm_layer, mlp)
-        if pool not in POOLS:
-            raise ValueError(f"pool must be one of {', '.join(POOLS)}, got {pool!r}")
-        self.grid = check_grid(as_pair(img_size), patch_size, "image")
-        self.patch_size, self.pool, self.class_position = patch_size, pool, class_position
-        self.num_registers, self.head_dim = num_registers, embed_dim // num_heads
-        self.thetas = float(rope_theta), float(register_rope_theta)
+        shape = ViTShape.of(self.config)
+        self.register_to_config(**dataclasses.asdict(shape))  # numpy's numbers could not be saved
+        self.grid, self.patch_size = shape.grid, shape.patch_size
+        self.pool, self.class_position = shape.pool, shape.class_position
+        self.num_registers, self.head_dim = shape.num_registers, shape.embed_dim // shape.num_heads
+        self.thetas = shape.rope_theta, shape.register_rope_theta
         self.gradient_checkpointing = False
 
-        self.patch_embed = PatchEmbed(patch_size, in_channels, embed_dim)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
-        if num_registers:
-            self.reg_token = nn.Parameter(torch.zeros(1, num_registers, embed_dim))
-        num_positions = self.grid[0] * self.grid[1] + class_position
-        self.pos_embed = nn.Parameter(torch.zeros(1, num_positions, embed_dim))
+        width = shape.embed_dim
+        self.patch_embed = PatchEmbed(shape.patch_size, shape.in_channels, width)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        if shape.num_registers:
+            self.reg_token = nn.Parameter(torch.zeros(1, shape.num_registers, width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, shape.patches + shape.class_position, width))
         self.blocks = nn.ModuleList(
             Block(
-                embed_dim,
-                num_heads,
-                mlp_ratio,
-                norm_layer,
+                width,
+                shape.num_heads,
+                shape.mlp_ratio,
+                shape.norm_layer,
                 True,
-                norm_eps,
-                qkv_bias,
-                qk_norm,
-                mlp,
-                layer_scale_init,
+                shape.norm_eps,
+                shape.qkv_bias,
+                shape.qk_norm,
+                shape.mlp,
+                shape.layer_scale_init,
                 adaln=False,
             )
-            for _ in range(depth)
+            for _ in range(shape.depth)
         )
-        self.norm = NORMS[norm_layer](embed_dim, norm_eps, True)
-        self.head = nn.Linear(embed_dim, num_classes) if num_classes else nn.Identity()
-        table = self.head_dim, self.grid, num_registers, *self.thetas
-        self.rotation = Rotation(*table, num_still=1) if rope else None
+        self.norm = NORMS[shape.norm_layer](width, shape.norm_eps, True)
+        self.head = nn.Linear(width, shape.num_classes) if shape.num_classes else nn.Identity()
+        table = self.head_dim, self.grid, shape.num_registers, *self.thetas
+        self.rotation = Rotation(*table, num_still=1) if shape.rope else None
         self._initialize()
         self.register_load_state_dict_pre_hook(_drop_rope_frequencies)
 
