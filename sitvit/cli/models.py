@@ -12,14 +12,15 @@ def import_checkpoint(arguments: list[str]) -> None:
     """Turn weights from elsewhere into a model folder, or ours into an official file."""
     parser = make_parser(
         "Read a run, a checkpoint, a model folder, an official SiT, DiT, ViT-5 or ViT file, or diffusers' "
-        "DiT folder, and write it as a model folder, or with --official as a file of the official layout."
+        "folder of a DiT or of its pipeline, and write it as a model folder, or with --official as a file of "
+        "the official layout."
     )
     parser.add_argument("source", help="what to read")
     parser.add_argument("out", type=Path, help="folder to write, or a .pt, .pth or .safetensors file")
     parser.add_argument(
         "--weights", choices=["ema", "model"], help="which (default: the average where there is one)"
     )
-    parser.add_argument("--family", choices=["SiT", "DiT"], help="where the file's name does not tell")
+    parser.add_argument("--family", choices=["SiT", "DiT"], help="where the file does not tell")
     parser.add_argument("--num-heads", type=int, help="for a width that is not a published one")
     parser.add_argument(
         "--input-size", type=int, nargs=2, metavar=("H", "W"), help="of a grid that is not square"
