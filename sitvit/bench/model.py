@@ -95,7 +95,7 @@ def _call(
 
 
 def _diffusers_dit(size: str) -> nn.Module:
-    from ..models.convert import new_diffusers_dit
+    from ..models.diffusers_dit import new_diffusers_dit
 
     return new_diffusers_dit(**SIZES[size], input_size=LATENT, patch_size=2, num_classes=CLASSES)
 

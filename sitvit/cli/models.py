@@ -12,14 +12,15 @@ def import_checkpoint(arguments: list[str]) -> None:
     """Turn weights from elsewhere into a model folder, or ours into an official file."""
     parser = make_parser(
         "Read a run, a checkpoint, a model folder, an official SiT, DiT, ViT-5 or ViT file, or diffusers' "
-        "DiT folder, and write it as a model folder, or with --official as a file of the official layout."
+        "folder of a DiT or of its pipeline, and write it as a model folder, or with --official as a file of "
+        "the official layout."
     )
     parser.add_argument("source", help="what to read")
     parser.add_argument("out", type=Path, help="folder to write, or a .pt, .pth or .safetensors file")
     parser.add_argument(
         "--weights", choices=["ema", "model"], help="which (default: the average where there is one)"
     )
-    parser.add_argument("--family", choices=["SiT", "DiT"], help="where the file's name does not tell")
+    parser.add_argument("--family", choices=["SiT", "DiT"], help="where the file does not tell")
     parser.add_argument("--num-heads", type=int, help="for a width that is not a published one")
     parser.add_argument(
         "--input-size", type=int, nargs=2, metavar=("H", "W"), help="of a grid that is not square"
@@ -47,15 +48,17 @@ def import_checkpoint(arguments: list[str]) -> None:
 def geometry(arguments: list[str]) -> None:
     """Tokens, parameters, FLOPs and memory of models."""
     parser = make_parser(
-        "Compare models: tokens, parameters, multiply-adds and FLOPs, memory of a training step. "
-        "Or, with --image and --patch, the patch grid over an image of any size."
+        "Compare models, or count one that has no name: tokens, parameters, multiply-adds and FLOPs, memory "
+        "of a training step. Or, with --image and --patch, the patch grid over an image of any size."
     )
     parser.add_argument(
         "models",
         nargs="*",
         metavar="MODEL or key=value",
         help="names, such as SiT-XL/2, SiT-ViT5-XL/2, DiT-B/4, ViT5-B/16, ViT-L/14; and constructor "
-        "arguments for all of them, such as depth=12 or input_size=32,64 (height, width)",
+        "arguments for all of them, such as depth=12 or input_size=32,64 (height, width). Without a name, "
+        "all of input_size, patch_size, hidden_size, depth, num_heads for a SiT, or of img_size, patch_size, "
+        "embed_dim, depth, num_heads for a classifier",
     )
     parser.add_argument("--image-size", help="side in pixels, or WIDTHxHEIGHT (default: the model's)")
     parser.add_argument("--downsampling", type=int, default=8, help="image pixels per latent pixel (8)")
@@ -69,16 +72,17 @@ def geometry(arguments: list[str]) -> None:
     names = [text for text in options.models if "=" not in text]
     overrides = dict(text.split("=", 1) for text in options.models if "=" in text)
     grid_asked = options.image is not None and options.patch is not None and not options.models
-    if not grid_asked and (not names or options.image is not None or options.patch is not None):
+    if not grid_asked and (not options.models or options.image is not None or options.patch is not None):
         raise ValueError(
-            "name models, such as SiT-XL/2, or ask for a grid alone: --image 1280x720 --patch 14"
+            "name models, such as SiT-XL/2, or describe one by key=value, or ask for a grid alone: --image "
+            "1280x720 --patch 14"
         )
     check_positive(options.downsampling, "--downsampling")
     check_positive(options.batch_size, "--batch-size")
+    from ..models.descriptions import described_shape, preset_shape
     from ..models.geometry import geometry as geometry_of
     from ..models.geometry import patch_grid
     from ..models.memory import memory
-    from ..models.shapes import preset_shape
     from ..report.geometry import geometry_records, geometry_table, patch_grid_text
 
     if grid_asked:
@@ -86,10 +90,14 @@ def geometry(arguments: list[str]) -> None:
         runtime.say(json.dumps(dataclasses.asdict(grid)) if options.json else patch_grid_text(grid))
         return
     image_size = None if options.image_size is None else _pixels(options.image_size, "--image-size")
-    models = {}
-    for name in names:
-        shape = preset_shape(name, overrides, image_size, options.downsampling)
-        models[name] = geometry_of(shape), memory(shape, options.batch_size, options.dtype)
+    if names:
+        shapes = {name: preset_shape(name, overrides, image_size, options.downsampling) for name in names}
+    else:
+        shapes = dict([described_shape(overrides, image_size, options.downsampling)])
+    models = {
+        name: (geometry_of(shape), memory(shape, options.batch_size, options.dtype))
+        for name, shape in shapes.items()
+    }
     if options.json:
         runtime.say(json.dumps(geometry_records(models, options.batch_size, options.dtype), indent=1))
     else:

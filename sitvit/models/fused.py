@@ -43,7 +43,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 def rms_modulate(x: Tensor, shift: Tensor, factor: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * factor + shift for x (B, N, D) and shift, factor (B, D); float32 inside."""
+    """x / rms(x) * factor + shift for x (B, N, D) and shift, factor (B, D); float32 inside, shift's type."""
     return _RmsModulate.apply(x, shift, factor, eps)  # type: ignore[no-untyped-call]
 
 
@@ -57,20 +57,20 @@ class _RmsModulate(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, shift: Tensor, factor: Tensor, eps: float) -> Tensor:
         values = wide(x)
         r = _inverse_rms(values, eps)
-        ctx.dtypes = shift.dtype, factor.dtype
-        factor = wide(factor).unsqueeze(1)
-        ctx.save_for_backward(x, r, factor)
-        return torch.addcmul(wide(shift).unsqueeze(1), values * r, factor).to(x.dtype)
+        ctx.dtypes = x.dtype, shift.dtype, factor.dtype
+        n, factor = values * r, wide(factor).unsqueeze(1)
+        ctx.save_for_backward(n.to(shift.dtype), r, factor)
+        return torch.addcmul(wide(shift).unsqueeze(1), n, factor).to(shift.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, r, factor = ctx.saved_tensors
-        grad, n = wide(grad), wide(x) * r
+        n, r, factor = ctx.saved_tensors
+        grad, n = wide(grad), wide(n)
         both = grad * n
-        along = both @ (factor / x.shape[-1]).transpose(1, 2)  # mean(g n) with g = grad * factor
-        grad_x = (grad * factor).addcmul_(n, along, value=-1).mul_(r).to(x.dtype)
-        return grad_x, grad.sum(dim=1).to(ctx.dtypes[0]), both.sum(dim=1).to(ctx.dtypes[1]), None
+        along = both @ (factor / n.shape[-1]).transpose(1, 2)  # mean(g n) with g = grad * factor
+        grad_x = (grad * factor).addcmul_(n, along, value=-1).mul_(r).to(ctx.dtypes[0])
+        return grad_x, grad.sum(dim=1).to(ctx.dtypes[1]), both.sum(dim=1).to(ctx.dtypes[2]), None
 
 
 class _NormRotate(torch.autograd.Function):

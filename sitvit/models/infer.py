@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .positions import sincos_2d
+from .positions import check_grid, sincos_2d
 from .presets import VANILLA, VIT5
 
 State = dict[str, Tensor]
@@ -27,6 +27,11 @@ def is_diffusion_transformer(state: State) -> bool:
 def is_classifier(state: State) -> bool:
     """Whether the keys are those of ViT-5 and ViT."""
     return "patch_embed.proj.weight" in state and "cls_token" in state
+
+
+def has_qk_norm(state: State) -> bool:
+    """Whether queries and keys are normed; then the head's dimension, so the number of heads, is known."""
+    return "blocks.0.attn.q_norm.weight" in state
 
 
 def diffusion_arguments(
@@ -55,8 +60,8 @@ def diffusion_arguments(
     table = state.get("pos_embed")
     if table is not None and table.dim() != 3:
         raise ValueError(f"pos_embed has the shape {tuple(table.shape)}; (1, patches, width) is needed")
-    if table is not None and input_size is None:
-        input_size = _fixed_size(table[0], patch)
+    if table is not None:  # a fixed table tells, whatever was asked for
+        input_size = _fixed_size(table[0], patch) or input_size
     grid = _grid(0 if table is None else table.shape[1], patch, input_size)
     arguments["input_size"] = tuple(side * patch for side in grid)
     if table is None:
@@ -79,7 +84,6 @@ def classifier_arguments(
         class_position = num_positions != input_size[0] // patch * (input_size[1] // patch)
     grid = _grid(num_positions - class_position, patch, input_size)
     first = "blocks.0."
-    has_qk_norm = f"{first}attn.q_norm.weight" in state
     return {
         **_sizes(state, width, num_heads),
         "embed_dim": width,
@@ -89,8 +93,8 @@ def classifier_arguments(
         "num_classes": state["head.weight"].shape[0] if "head.weight" in state else 0,
         "num_registers": state["reg_token"].shape[1] if "reg_token" in state else 0,
         "qkv_bias": f"{first}attn.qkv.bias" in state,
-        "qk_norm": has_qk_norm,
-        "rope": has_qk_norm or any(key.endswith(".attn.rope.freqs") for key in state),
+        "qk_norm": has_qk_norm(state),
+        "rope": has_qk_norm(state) or any(key.endswith(".attn.rope.freqs") for key in state),
         "layer_scale_init": 1e-4 if f"{first}gamma_1" in state else None,
         "norm_layer": "layernorm" if "norm.bias" in state else "rmsnorm",
         "class_position": class_position,
@@ -132,7 +136,7 @@ def _fixed_size(table: Tensor, patch: int) -> tuple[int, int] | None:
 def _grid(num_patches: int, patch: int, input_size: tuple[int, int] | None) -> tuple[int, int]:
     side = math.isqrt(num_patches)
     if input_size is not None:
-        grid = input_size[0] // patch, input_size[1] // patch
+        grid = check_grid(input_size, patch, "input_size")
     elif num_patches and side * side == num_patches:
         grid = side, side
     else:
@@ -149,7 +153,7 @@ def _backbone(state: State) -> dict[str, Any]:
     """The vanilla or the ViT-5 switches; ValueError for a mix, whose norm and RoPE leave no trace."""
     first = "blocks.0."
     signs = {
-        "QK-norm": f"{first}attn.q_norm.weight" in state,
+        "QK-norm": has_qk_norm(state),
         "LayerScale": f"{first}gamma_1" in state,
         "no qkv bias": f"{first}attn.qkv.bias" not in state,
     }

@@ -62,7 +62,7 @@ def modulated_norm(norm: nn.Module, x: Tensor, shift: Tensor, scale: Tensor) -> 
         if norm.weight is not None:
             factor = factor * wide(norm.weight)
         return rms_modulate(x, shift, factor, norm.eps)
-    return modulate(norm(x), shift, scale)
+    return modulate(norm(x).to(shift.dtype), shift, scale)
 
 
 class Attention(nn.Module):
@@ -106,7 +106,6 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu_tanh": gelu_tanh, "gelu": F.gelu}
 """Activations of the plain MLP by name; `swiglu` is an MLP of its own."""
-MLPS = (*ACTIVATIONS, "swiglu")
 
 
 class Mlp(nn.Module):
@@ -186,8 +185,8 @@ class Block(nn.Module):
 
 
 def _add(x: Tensor, gate: Tensor | None, h: Tensor) -> Tensor:
-    """x + gate h in the type of x: a wider gate does not promote the residual stream."""
-    return x + (h if gate is None else gate * h).to(x.dtype)
+    """x + gate h in the type of x."""
+    return x + (h if gate is None else gate * h)
 
 
 class PatchEmbed(nn.Module):

@@ -5,10 +5,10 @@ allocator's slack, CUDA's own memory and the autoencoder come on top. Weights st
 autocast, as in PyTorch: there is no second master copy, but autograd holds bf16 copies of the matrices.
 
 Activations: a block keeps, per token, in values of s = 4 or (bf16) 2 bytes, but for a LayerNorm's input,
-which is float32 always (D the width, h the MLP's hidden width):
+which is float32 always, as the residual stream is (D the width, h the MLP's hidden width):
 
     norm, modulation    layernorm: input D (4 bytes), normed D, modulated D
-                        rmsnorm, fused with the modulation: input D, modulated D
+                        rmsnorm, fused with the modulation: normed D, modulated D
                         a classifier's, not modulated: input D (4 bytes), output D
     attention           q, k, v 3 D; with QK-norm or RoPE the turned q and k 2 D; the heads' output D
     MLP                 before and after the activation 2 h (SwiGLU: 4 h)
@@ -16,8 +16,8 @@ which is float32 always (D the width, h the MLP's hidden width):
     statistics          4 bytes each: mean (not rmsnorm) and scale of a norm; softmax's sum of each head;
                         with QK-norm two scales of each head
 
-So SiT keeps 12 D + 2 h = 20 D values a token and block. The final layer, float32, keeps input D, normed D
-(not rmsnorm) and modulated D of each patch.
+So SiT keeps 12 D + 2 h = 20 D values a token and block. The final layer, float32, keeps input D (not
+rmsnorm), normed D and modulated D of each patch.
 
 Assumed: attention that keeps no N x N matrix, eager mode, nothing recomputed, sitvit's fused norms. Left
 out: whatever has no token axis or no batch axis (modulations, rotation tables, the input). Measured: at

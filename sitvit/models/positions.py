@@ -12,10 +12,11 @@ p * theta^(-k / (d/4)), d the head dimension:
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from einops import rearrange
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .fused import wide
@@ -23,7 +24,7 @@ from .fused import wide
 
 def sincos_1d(dim: int, positions: Tensor) -> Tensor:
     """Sines then cosines of `positions` (N,) in float64, shape (N, dim); `dim` is even."""
-    omega = 10000.0 ** (-torch.arange(dim // 2, dtype=torch.float64) / (dim // 2))
+    omega = 10000.0 ** (-_count(dim // 2) / (dim // 2))
     angles = torch.outer(positions.double(), omega)
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
@@ -45,10 +46,15 @@ def grid_coordinates(
 
     On another grid than the `trained` one they are rescaled to it, arange(n) / n * trained_n (ViT-5).
     """
-    rows, columns = torch.arange(grid_height).double(), torch.arange(grid_width).double()
+    rows, columns = _count(grid_height), _count(grid_width)
     if trained is not None and trained != (grid_height, grid_width):
         rows, columns = rows / grid_height * trained[0], columns / grid_width * trained[1]
     return rows.repeat_interleave(grid_width), columns.repeat(grid_height)
+
+
+def _count(n: int) -> Tensor:
+    """0 .. n - 1 in float64, numbers even where the device in force is "meta"."""
+    return torch.arange(n, dtype=torch.float64, device="cpu")
 
 
 def resample_table(table: Tensor, grid: tuple[int, int], new_grid: tuple[int, int]) -> Tensor:
@@ -81,29 +87,58 @@ def check_grid(size: Sequence[int], patch_size: int, what: str) -> tuple[int, in
     return height // patch_size, width // patch_size
 
 
-def rope_table(
-    head_dim: int,
-    grid: tuple[int, int],
-    trained_grid: tuple[int, int],
-    num_registers: int,
-    theta: float,
-    register_theta: float,
-    num_still: int = 0,
-) -> Tensor:
-    """One cos/sin table for [still tokens, patches, registers]: (2, num_still + N + R, head_dim).
+class Rotation(nn.Module):
+    """One cos/sin table for [still tokens, patches, registers] of any grid, float32.
 
-    The registers stand on their own square grid; the still tokens (a class token) do not turn.
+    The registers stand on their own square grid; the still tokens (a class token) do not turn. The table
+    is no weight: it is in no state dict, stays exact in a model that is cast, and is computed again
+    wherever the model goes, so that a model made empty (on the meta device) has it too.
     """
-    still = torch.zeros(num_still, head_dim // 2, dtype=torch.float64)
-    patches = rotation_angles(head_dim, *grid_coordinates(*grid, trained_grid), theta)
-    side = math.isqrt(num_registers)
-    registers = rotation_angles(head_dim, *grid_coordinates(side, side), register_theta)
-    return rotation_table(torch.cat([still, patches, registers]))
+
+    def __init__(
+        self,
+        head_dim: int,
+        trained_grid: tuple[int, int],
+        num_registers: int,
+        theta: float,
+        register_theta: float,
+        num_still: int = 0,
+    ) -> None:
+        super().__init__()
+        self.head_dim, self.trained_grid = head_dim, trained_grid
+        self.num_registers, self.num_still = num_registers, num_still
+        self.thetas = theta, register_theta
+        self.table: Tensor
+        self.register_buffer("table", self._compute(trained_grid), persistent=False)
+        self._elsewhere: dict[tuple[int, int], Tensor] = {}
+
+    def forward(self, grid: tuple[int, int]) -> Tensor:
+        """The table of `grid`, (2, num_still + N + R, head_dim); the last other grid's is kept."""
+        if grid == self.trained_grid:
+            return self.table
+        if grid not in self._elsewhere:
+            with torch.inference_mode(False):  # what is kept must serve training too
+                self._elsewhere = {grid: self._compute(grid).to(self.table.device)}
+        return self._elsewhere[grid]
+
+    def _compute(self, grid: tuple[int, int]) -> Tensor:
+        still = torch.zeros(self.num_still, self.head_dim // 2, dtype=torch.float64, device="cpu")
+        coordinates = grid_coordinates(*grid, self.trained_grid)
+        patches = rotation_angles(self.head_dim, *coordinates, self.thetas[0])
+        side = math.isqrt(self.num_registers)
+        registers = rotation_angles(self.head_dim, *grid_coordinates(side, side), self.thetas[1])
+        return rotation_table(torch.cat([still, patches, registers]))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        self.table = self._compute(self.trained_grid).to(self.table.device)
+        self._elsewhere = {}
+        return self
 
 
 def rotation_angles(head_dim: int, rows: Tensor, columns: Tensor, theta: float) -> Tensor:
     """Angle of each dimension pair at each position, float64, shape (N, head_dim / 2)."""
-    freqs = theta ** (-torch.arange(head_dim // 4, dtype=torch.float64) / (head_dim // 4))
+    freqs = theta ** (-_count(head_dim // 4) / (head_dim // 4))
     return torch.cat([torch.outer(rows.double(), freqs), torch.outer(columns.double(), freqs)], 1)
 
 

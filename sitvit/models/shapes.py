@@ -1,21 +1,25 @@
-"""The networks' constructor arguments, checked without torch: what geometry is computed from.
+"""The networks' constructor arguments, checked without torch.
 
-Names and defaults are those of the networks' constructors; sizes are (height, width).
+The constructors check theirs here, and geometry is computed from them. Names and defaults are those of the
+constructors; sizes are (height, width).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import difflib
 import math
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from .presets import CLASSIFIERS, PRESETS, look_up
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Transformer(ABC):
     """What both families have, and what follows from it."""
 
@@ -30,7 +34,11 @@ class _Transformer(ABC):
     rope: bool
     num_registers: int
     layer_scale_init: float | None
+    mlp: str
     class_tokens = 0
+    min_classes = 1
+    size_key: ClassVar[str]
+    width_key: ClassVar[str]
 
     @property
     @abstractmethod
@@ -38,19 +46,21 @@ class _Transformer(ABC):
         """ "layernorm" or "rmsnorm"."""
 
     @property
-    @abstractmethod
     def width(self) -> int:
         """Values per token: D."""
+        width: int = getattr(self, self.width_key)
+        return width
 
     @property
-    @abstractmethod
     def size(self) -> tuple[int, int]:
         """Height and width of the input: latent pixels, or a classifier's image pixels."""
+        size: int | tuple[int, int] = getattr(self, self.size_key)
+        return (size, size) if isinstance(size, int) else size
 
     @property
     def gated(self) -> bool:
         """Whether the MLP is a SwiGLU."""
-        return False
+        return self.mlp == "swiglu"
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -83,17 +93,27 @@ class _Transformer(ABC):
         wide = int(self.width * self.mlp_ratio)
         return round((2 * self.width + 1) * wide / (3 * self.width + 2)) if self.gated else wide
 
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """The arguments in a network's `config`, checked, each in Python's own type."""
+        return cls(**{field.name: config[field.name] for field in dataclasses.fields(cls)})
+
     def __post_init__(self) -> None:
-        for key in ("patch_size", "in_channels", "width", "depth", "num_heads", "num_classes"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+        for field in dataclasses.fields(self):
+            value = checked(field.name, str(field.type), getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+        _at_least(self, 1, "patch_size", "in_channels", self.width_key, "depth", "num_heads")
+        _at_least(self, self.min_classes, "num_classes")
         for side, pixels in zip(("height", "width"), self.size, strict=True):
-            check_multiple(f"input {side}", pixels, self.patch_size)
+            check_multiple(f"{self.size_key} {side}", pixels, self.patch_size, "patch_size ")
         _one_of("the norm", self.norm_kind, ("layernorm", "rmsnorm"))
+        _one_of("mlp", self.mlp, ("gelu_tanh", "gelu", "swiglu"))
         if not 1 <= self.width * self.mlp_ratio < math.inf:
             raise ValueError(f"mlp_ratio must give the MLP a hidden width, got {self.mlp_ratio}")
         if self.width % self.num_heads:
-            raise ValueError(f"width {self.width} must be a multiple of num_heads {self.num_heads}")
+            raise ValueError(
+                f"{self.width_key} {self.width} must be a multiple of num_heads {self.num_heads}"
+            )
         if self.rope and self.width // self.num_heads % 4:
             raise ValueError(
                 "2-D RoPE needs a head dimension that is a multiple of 4, got "
@@ -101,6 +121,8 @@ class _Transformer(ABC):
             )
         if self.num_registers < 0 or math.isqrt(self.num_registers) ** 2 != self.num_registers:
             raise ValueError(f"num_registers must be a square (0, 1, 4, 9, ...), got {self.num_registers}")
+        if self.layer_scale_init is not None:
+            _above_zero(self, "layer_scale_init")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,11 +152,12 @@ class SiTShape(_Transformer):
     num_registers: int = 0
     layer_scale_init: float | None = None
     mlp: str = "gelu_tanh"
+    size_key = "input_size"
+    width_key = "hidden_size"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _one_of("positions", self.positions, ("sincos", "learned", "none"))
-        _one_of("mlp", self.mlp, ("gelu_tanh", "gelu", "swiglu"))
         if self.positions == "sincos" and self.hidden_size % 4:
             raise ValueError(
                 f"hidden_size must be a multiple of 4 for sincos positions, got {self.hidden_size}"
@@ -143,20 +166,8 @@ class SiTShape(_Transformer):
             raise ValueError(f"class_dropout_prob must be from 0 to below 1, got {self.class_dropout_prob}")
 
     @property
-    def size(self) -> tuple[int, int]:
-        return _pair(self.input_size)
-
-    @property
-    def width(self) -> int:
-        return self.hidden_size
-
-    @property
     def norm_kind(self) -> str:
         return self.norm
-
-    @property
-    def gated(self) -> bool:
-        return self.mlp == "swiglu"
 
     @property
     def output_values(self) -> int:
@@ -174,30 +185,35 @@ class ViTShape(_Transformer):
         ValueError: sizes that do not fit together, naming the legal ones.
     """
 
-    embed_dim: int
-    depth: int
-    num_heads: int
     img_size: int | tuple[int, int] = 224
     patch_size: int = 16
     in_channels: int = 3
-    mlp_ratio: float = 4.0
+    embed_dim: int = 768
+    depth: int = 12
+    num_heads: int = 12
     num_classes: int = 1000
-    norm_layer: str = "rmsnorm"
-    qkv_bias: bool = False
-    qk_norm: bool = True
-    rope: bool = True
     num_registers: int = 4
+    mlp_ratio: float = 4.0
+    qkv_bias: bool = False
+    rope: bool = True
+    rope_theta: float = 10000.0
+    register_rope_theta: float = 100.0
+    qk_norm: bool = True
     layer_scale_init: float | None = 1e-4
+    norm_layer: str = "rmsnorm"
+    norm_eps: float = 1e-6
+    mlp: str = "gelu"
     class_position: bool = False
+    pool: str = "class"
     class_tokens = 1
+    min_classes = 0
+    size_key = "img_size"
+    width_key = "embed_dim"
 
-    @property
-    def size(self) -> tuple[int, int]:
-        return _pair(self.img_size)
-
-    @property
-    def width(self) -> int:
-        return self.embed_dim
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _one_of("pool", self.pool, ("class", "mean"))
+        _above_zero(self, "rope_theta", "register_rope_theta", "norm_eps")
 
     @property
     def norm_kind(self) -> str:
@@ -207,47 +223,26 @@ class ViTShape(_Transformer):
 Shape = SiTShape | ViTShape
 
 
-def preset_shape(
-    name: str,
-    overrides: Mapping[str, Any] | None = None,
-    image_size: tuple[int, int] | None = None,
-    downsampling: int = 8,
-) -> Shape:
-    """The checked arguments of `name`, a network or a classifier; `overrides` as values or as text ("16,32").
-
-    `image_size` (height, width) in pixels sets the input's size: the image's for a classifier, the
-    latent's, smaller by the autoencoder's `downsampling`, for a velocity network.
-
-    Raises:
-        ValueError: an unknown name or key, a value of a wrong type, sizes that do not fit together.
-    """
-    arguments = look_up({**PRESETS, **CLASSIFIERS}, name)
-    family, size_key = (SiTShape, "input_size") if name in PRESETS else (ViTShape, "img_size")
-    arguments = {**arguments, **_typed(name, family, overrides or {})}
-    if image_size is not None:
-        if size_key in (overrides or {}):
-            raise ValueError(f"the image size and {size_key} say the same thing; give one of them")
-        unit = downsampling if family is SiTShape else 1
-        patch_size = max(arguments["patch_size"], 1)  # a patch below 1 is refused further down
-        for side, pixels in zip(("height", "width"), image_size, strict=True):
-            what = f"for {name} (patch {patch_size} x downsampling {unit}), image {side}"
-            check_multiple(what, pixels, unit * patch_size)
-        arguments[size_key] = (image_size[0] // unit, image_size[1] // unit)
-    return family(**arguments)
-
-
-def check_multiple(what: str, size: int, unit: int) -> None:
+def check_multiple(what: str, size: int, unit: int, called: str = "") -> None:
     """ValueError with the nearest legal values where `size` is not a positive multiple of `unit`."""
     if size < 1 or size % unit:
         lower = max(size // unit, 1) * unit
         raise ValueError(
-            f"{what} {size} is not a multiple of {unit}; the nearest legal values are "
+            f"{what} {size} is not a multiple of {called}{unit}; the nearest legal values are "
             f"{lower} and {lower + unit}"
         )
 
 
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else size
+def _at_least(shape: object, least: int, *keys: str) -> None:
+    for key in keys:
+        if getattr(shape, key) < least:
+            raise ValueError(f"{key} must be at least {least}, got {getattr(shape, key)}")
+
+
+def _above_zero(shape: object, *keys: str) -> None:
+    for key in keys:
+        if not 0 < getattr(shape, key) < math.inf:
+            raise ValueError(f"{key} must be above 0 and finite, got {getattr(shape, key)}")
 
 
 def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -255,31 +250,18 @@ def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{key} must be one of {', '.join(allowed)}, got {value!r}")
 
 
-def _typed(name: str, family: type[Shape], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = {field.name: str(field.type) for field in dataclasses.fields(family)}
-    for key in overrides:
-        if key not in kinds:
-            near = difflib.get_close_matches(key, kinds, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(kinds)}"
-            raise ValueError(f"{name} has no argument {key!r}; {hint}")
-    return {key: _read(key, kinds[key], value) for key, value in overrides.items()}
-
-
-def _read(key: str, kind: str, value: Any) -> Any:
-    """`value`, as it was typed or as Python has it, in the type that the annotation `kind` names."""
-    text = str(value).strip().lower()
-    try:
-        if kind == "bool":
-            return {"true": True, "false": False}[text]
-        if kind == "float | None" and text in ("none", "null"):
-            return None
-        if kind.startswith("float"):
-            return float(text)
-        if kind == "int":
-            return int(text)
-        if kind == "int | tuple[int, int]":
-            sides = [int(side) for side in text.strip("()[]").split(",")]
-            return sides[0] if len(sides) == 1 else {2: tuple(sides)}[len(sides)]
-    except (KeyError, ValueError):
-        raise ValueError(f"{key} must be of type {kind}, got {value!r}") from None
-    return str(value)
+def checked(key: str, kind: str, value: Any) -> Any:
+    """`value` in Python's own type of the annotation `kind`, numpy's numbers too; ValueError where none."""
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if number and kind.startswith("int") and isinstance(value, numbers.Integral):
+        return int(value)
+    if number and kind.startswith("float"):
+        return float(value)
+    if kind == "float | None" and value is None:
+        return None
+    if (kind == "bool" and isinstance(value, bool)) or (kind == "str" and isinstance(value, str)):
+        return value
+    if kind == "int | tuple[int, int]" and isinstance(value, (tuple, list)) and len(value) == 2:
+        with contextlib.suppress(ValueError):
+            return tuple(checked(key, "int", side) for side in value)
+    raise ValueError(f"{key} must be of type {kind}, got {value!r}")

@@ -13,7 +13,7 @@ Difference from the official code: labels are dropped by the training stream and
 network is a pure function of its inputs.
 """
 
-import math
+import dataclasses
 from typing import Any
 
 import torch
@@ -23,10 +23,9 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .layers import MLPS, NORMS, Block, FinalLayer, LabelEmbedder, PatchEmbed, TimestepEmbedder
-from .positions import as_pair, check_grid, resample_table, rope_table, sincos_2d
-
-POSITIONS = ("sincos", "learned", "none")
+from .layers import Block, FinalLayer, LabelEmbedder, PatchEmbed, TimestepEmbedder
+from .positions import Rotation, check_grid, resample_table, sincos_2d
+from .shapes import SiTShape
 
 
 class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
@@ -49,7 +48,7 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         mlp: "gelu_tanh", "gelu" (erf) or "swiglu" (at equal parameters).
 
     Raises:
-        ValueError: sizes that do not fit together, naming the legal ones.
+        ValueError: a value of another type, or sizes that do not fit together, naming the legal ones.
     """
 
     ROPE_THETA = 10000.0
@@ -81,60 +80,48 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         mlp: str = "gelu_tanh",
     ) -> None:
         super().__init__()
-        size = as_pair(input_size)
-        check_arguments(hidden_size, num_heads, rope, num_registers, norm, mlp)
-        for name, least, value in (
-            ("depth", 1, depth),
-            ("num_classes", 1, num_classes),
-            ("in_channels", 1, in_channels),
-        ):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
-        if not 0 <= class_dropout_prob < 1 or not 0 < mlp_ratio < math.inf:
-            raise ValueError(
-                f"class_dropout_prob must be from 0 to below 1 and mlp_ratio above 0, got "
-                f"{class_dropout_prob} and {mlp_ratio}"
-            )
-        if positions not in POSITIONS:
-            raise ValueError(f"positions must be one of {', '.join(POSITIONS)}, got {positions!r}")
-        self.grid = check_grid(size, patch_size, "latent")
-        self.height, self.width, self.patch_size = *size, patch_size
-        self.in_channels, self.num_classes = in_channels, num_classes
-        self.out_channels = 2 * in_channels if learn_sigma else in_channels
-        self.has_null = class_dropout_prob > 0
-        self.hidden_size, self.head_dim = hidden_size, hidden_size // num_heads
-        self.num_registers = num_registers
+        shape = SiTShape.of(self.config)
+        self.register_to_config(**dataclasses.asdict(shape))  # numpy's numbers could not be saved
+        self.grid = shape.grid
+        self.height, self.width = shape.size
+        self.patch_size, self.in_channels = shape.patch_size, shape.in_channels
+        self.num_classes, self.has_null = shape.num_classes, shape.class_dropout_prob > 0
+        self.out_channels = shape.in_channels * (2 if shape.learn_sigma else 1)
+        self.hidden_size, self.head_dim = shape.hidden_size, shape.hidden_size // shape.num_heads
+        self.num_registers, self.positions_kind = shape.num_registers, shape.positions
         self.gradient_checkpointing = False
         self._compiled = False
 
-        self.x_embedder = PatchEmbed(patch_size, in_channels, hidden_size)
-        self.t_embedder = TimestepEmbedder(hidden_size)
-        self.y_embedder = LabelEmbedder(num_classes, hidden_size, self.has_null)
-        self.positions_kind = positions
-        table = sincos_2d(hidden_size, *self.grid)[None]
-        self.pos_embed = None if positions == "none" else nn.Parameter(table, positions == "learned")
-        if num_registers:
-            self.reg_token = nn.Parameter(torch.zeros(1, num_registers, hidden_size))
-        self.rotation: Tensor | None
-        self.register_buffer("rotation", self._rotation(self.grid) if rope else None, persistent=False)
-        self._elsewhere: dict[tuple[int, int], tuple[Tensor | None, Tensor | None]] = {}
+        self.x_embedder = PatchEmbed(self.patch_size, self.in_channels, self.hidden_size)
+        self.t_embedder = TimestepEmbedder(self.hidden_size)
+        self.y_embedder = LabelEmbedder(self.num_classes, self.hidden_size, self.has_null)
+        self.pos_embed = self._positions()
+        if self.num_registers:
+            self.reg_token = nn.Parameter(torch.zeros(1, self.num_registers, self.hidden_size))
+        thetas = self.ROPE_THETA, self.REGISTER_ROPE_THETA
+        self.rotation = (
+            Rotation(self.head_dim, self.grid, self.num_registers, *thetas) if shape.rope else None
+        )
+        self._elsewhere: dict[tuple[tuple[int, int], torch.device], Tensor] = {}
         self.blocks = nn.ModuleList(
             Block(
-                hidden_size,
-                num_heads,
-                mlp_ratio,
-                norm,
-                norm_affine,
+                self.hidden_size,
+                shape.num_heads,
+                shape.mlp_ratio,
+                shape.norm,
+                shape.norm_affine,
                 self.NORM_EPS,
-                qkv_bias,
-                qk_norm,
-                mlp,
-                layer_scale_init,
+                shape.qkv_bias,
+                shape.qk_norm,
+                shape.mlp,
+                shape.layer_scale_init,
                 adaln=True,
             )
-            for _ in range(depth)
+            for _ in range(shape.depth)
         )
-        self.final_layer = FinalLayer(hidden_size, patch_size, self.out_channels, norm, norm_affine)
+        self.final_layer = FinalLayer(
+            self.hidden_size, self.patch_size, self.out_channels, shape.norm, shape.norm_affine
+        )
         self._initialize()
 
     @property
@@ -158,9 +145,11 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         grid = check_grid(x_t.shape[2:], self.patch_size, "latent")
         positions, rotation = self.tables(grid)
         x = self.x_embedder(x_t)  # (B, N, D)
+        # The residual stream has the weights' type: float32 under autocast, else LayerScale's small
+        # updates would be rounded away.
+        x = x.to(self.x_embedder.proj.weight.dtype)
         num_patches = x.shape[1]
         if positions is not None:
-            # A float32 table would promote the whole residual stream under autocast.
             x = x + positions.to(x.dtype)
         if self.num_registers:
             registers = self.reg_token.to(x.dtype).expand(len(x), -1, -1)
@@ -186,39 +175,23 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
 
     def tables(self, grid: tuple[int, int]) -> tuple[Tensor | None, Tensor | None]:
         """Absolute positions (1, N, D) and rotation (2, N + R, head_dim) of a grid, None where absent."""
-        if grid == self.grid:
-            return self.pos_embed, self.rotation
+        rotation = None if self.rotation is None else self.rotation(grid)
+        if grid == self.grid or self.pos_embed is None:
+            return self.pos_embed, rotation
         if self.positions_kind == "learned":  # its weights move, so it is not kept
-            assert self.pos_embed is not None
-            return resample_table(self.pos_embed, self.grid, grid), self._kept_tables(grid)[1]
-        return self._kept_tables(grid)
-
-    def _kept_tables(self, grid: tuple[int, int]) -> tuple[Tensor | None, Tensor | None]:
-        if grid not in self._elsewhere:  # the last grid alone is kept
-            fixed = self.positions_kind == "sincos"
+            return resample_table(self.pos_embed, self.grid, grid), rotation
+        where = grid, self.pos_embed.device
+        if where not in self._elsewhere:  # the last grid alone is kept
             with torch.inference_mode(False):  # what is kept must serve training too
-                positions = sincos_2d(self.hidden_size, *grid)[None].to(self.device) if fixed else None
-                rotation = None if self.rotation is None else self._rotation(grid).to(self.device)
-            self._elsewhere = {grid: (positions, rotation)}
-        return self._elsewhere[grid]
+                self._elsewhere = {where: sincos_2d(self.hidden_size, *grid)[None].to(where[1])}
+        return self._elsewhere[where], rotation
 
-    def _rotation(self, grid: tuple[int, int]) -> Tensor:
-        return rope_table(
-            self.head_dim,
-            grid,
-            self.grid,
-            self.num_registers,
-            self.ROPE_THETA,
-            self.REGISTER_ROPE_THETA,
-        )
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """As torch does; but a cast model keeps its rotation exact, in float32."""
-        super()._apply(fn, recurse)
-        self._elsewhere = {}
-        if self.rotation is not None and self.rotation.dtype != torch.float32:
-            self.rotation = self._rotation(self.grid).to(self.rotation.device)
-        return self
+    def _positions(self) -> nn.Parameter | None:
+        if self.positions_kind == "sincos":
+            return nn.Parameter(sincos_2d(self.hidden_size, *self.grid)[None], requires_grad=False)
+        if self.positions_kind == "learned":
+            return nn.Parameter(torch.zeros(1, self.grid[0] * self.grid[1], self.hidden_size))
+        return None
 
     def _initialize(self) -> None:
         """SiT's initialisation: Xavier, small normal embeddings, adaLN and output zero."""
@@ -244,23 +217,3 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         for layer in zeros:
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
-
-
-def check_arguments(
-    hidden_size: int, num_heads: int, rope: bool, num_registers: int, norm: str, mlp: str
-) -> None:
-    """ValueError naming the argument of a transformer that does not fit, and what does."""
-    for name, size in (("hidden_size", hidden_size), ("num_heads", num_heads)):
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
-    if hidden_size % num_heads or hidden_size % 4:
-        raise ValueError(f"hidden_size {hidden_size} must be a multiple of num_heads {num_heads} and of 4")
-    if rope and (hidden_size // num_heads) % 4:
-        raise ValueError(
-            f"2-D RoPE needs a head dimension that is a multiple of 4, got {hidden_size} / {num_heads}"
-        )
-    for name, value, known in (("norm", norm, tuple(NORMS)), ("mlp", mlp, MLPS)):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
-    if num_registers < 0 or math.isqrt(num_registers) ** 2 != num_registers:
-        raise ValueError(f"num_registers must be a square (0, 1, 4, 9, ...), got {num_registers}")

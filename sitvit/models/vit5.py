@@ -8,6 +8,7 @@ The ViT of 2020: LayerNorm, biases everywhere, no RoPE, no registers, no LayerSc
 position for the class token too (`class_position`).
 """
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -17,10 +18,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .layers import NORMS, Block, PatchEmbed
-from .positions import as_pair, check_grid, resample_table, rope_table
-from .transformer import check_arguments
-
-POOLS = ("class", "mean")
+from .positions import Rotation, check_grid, resample_table
+from .shapes import ViTShape
 
 
 class ViT5(ModelMixin, ConfigMixin):  # type: ignore[misc]
@@ -38,7 +37,7 @@ class ViT5(ModelMixin, ConfigMixin):  # type: ignore[misc]
         pool: "class" reads the class token, "mean" the mean of the patch tokens, after the final norm.
 
     Raises:
-        ValueError: sizes that do not fit together, naming the legal ones.
+        ValueError: a value of another type, or sizes that do not fit together, naming the legal ones.
     """
 
     _supports_gradient_checkpointing = True
@@ -68,41 +67,40 @@ class ViT5(ModelMixin, ConfigMixin):  # type: ignore[misc]
         pool: str = "class",
     ) -> None:
         super().__init__()
-        check_arguments(embed_dim, num_heads, rope, num_registers, norm_layer, mlp)
-        if pool not in POOLS:
-            raise ValueError(f"pool must be one of {', '.join(POOLS)}, got {pool!r}")
-        self.grid = check_grid(as_pair(img_size), patch_size, "image")
-        self.patch_size, self.pool, self.class_position = patch_size, pool, class_position
-        self.num_registers, self.head_dim = num_registers, embed_dim // num_heads
-        self.thetas = float(rope_theta), float(register_rope_theta)
+        shape = ViTShape.of(self.config)
+        self.register_to_config(**dataclasses.asdict(shape))  # numpy's numbers could not be saved
+        self.grid, self.patch_size = shape.grid, shape.patch_size
+        self.pool, self.class_position = shape.pool, shape.class_position
+        self.num_registers, self.head_dim = shape.num_registers, shape.embed_dim // shape.num_heads
+        self.thetas = shape.rope_theta, shape.register_rope_theta
         self.gradient_checkpointing = False
 
-        self.patch_embed = PatchEmbed(patch_size, in_channels, embed_dim)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
-        if num_registers:
-            self.reg_token = nn.Parameter(torch.zeros(1, num_registers, embed_dim))
-        num_positions = self.grid[0] * self.grid[1] + class_position
-        self.pos_embed = nn.Parameter(torch.zeros(1, num_positions, embed_dim))
+        width = shape.embed_dim
+        self.patch_embed = PatchEmbed(shape.patch_size, shape.in_channels, width)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        if shape.num_registers:
+            self.reg_token = nn.Parameter(torch.zeros(1, shape.num_registers, width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, shape.patches + shape.class_position, width))
         self.blocks = nn.ModuleList(
             Block(
-                embed_dim,
-                num_heads,
-                mlp_ratio,
-                norm_layer,
+                width,
+                shape.num_heads,
+                shape.mlp_ratio,
+                shape.norm_layer,
                 True,
-                norm_eps,
-                qkv_bias,
-                qk_norm,
-                mlp,
-                layer_scale_init,
+                shape.norm_eps,
+                shape.qkv_bias,
+                shape.qk_norm,
+                shape.mlp,
+                shape.layer_scale_init,
                 adaln=False,
             )
-            for _ in range(depth)
+            for _ in range(shape.depth)
         )
-        self.norm = NORMS[norm_layer](embed_dim, norm_eps, True)
-        self.head = nn.Linear(embed_dim, num_classes) if num_classes else nn.Identity()
-        self.rotation: Tensor | None
-        self.register_buffer("rotation", self._rotation(self.grid) if rope else None, persistent=False)
+        self.norm = NORMS[shape.norm_layer](width, shape.norm_eps, True)
+        self.head = nn.Linear(width, shape.num_classes) if shape.num_classes else nn.Identity()
+        table = self.head_dim, self.grid, shape.num_registers, *self.thetas
+        self.rotation = Rotation(*table, num_still=1) if shape.rope else None
         self._initialize()
         self.register_load_state_dict_pre_hook(_drop_rope_frequencies)
 
@@ -133,6 +131,7 @@ class ViT5(ModelMixin, ConfigMixin):  # type: ignore[misc]
         """Tokens after the last block, before the final norm; `kept` receives those of each block."""
         grid = check_grid(images.shape[2:], self.patch_size, "image")
         patches = self.patch_embed(images)  # (B, N, D)
+        patches = patches.to(self.pos_embed.dtype)  # the stream is float32 under autocast
         first, positions = self.pos_embed.tensor_split([int(self.class_position)], dim=1)
         patches = patches + resample_table(positions, self.grid, grid).to(patches.dtype)
         cls_token = self.cls_token + first if self.class_position else self.cls_token
@@ -140,9 +139,7 @@ class ViT5(ModelMixin, ConfigMixin):  # type: ignore[misc]
         if self.num_registers:
             rows.append(self.reg_token.to(patches.dtype).expand(len(images), -1, -1))
         x = torch.cat(rows, dim=1)  # (B, 1 + N + R, D)
-        rotation = self.rotation
-        if rotation is not None and grid != self.grid:
-            rotation = self._rotation(grid).to(x.device)
+        rotation = None if self.rotation is None else self.rotation(grid)
         for index, block in enumerate(self.blocks):
             if self.gradient_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, rotation, use_reentrant=False)
@@ -151,16 +148,6 @@ class ViT5(ModelMixin, ConfigMixin):  # type: ignore[misc]
             if kept is not None:
                 kept[index] = x
         return x
-
-    def _rotation(self, grid: tuple[int, int]) -> Tensor:
-        return rope_table(self.head_dim, grid, self.grid, self.num_registers, *self.thetas, num_still=1)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """As torch does; but a cast model keeps its rotation exact, in float32."""
-        super()._apply(fn, recurse)
-        if self.rotation is not None and self.rotation.dtype != torch.float32:
-            self.rotation = self._rotation(self.grid).to(self.rotation.device)
-        return self
 
     def _initialize(self) -> None:
         """Truncated normal of 0.02 for weights and tokens, zero biases."""

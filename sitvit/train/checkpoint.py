@@ -22,7 +22,7 @@ from torch import Tensor
 from .. import runtime
 from ..data.autoencoder import AutoencoderIdentity
 from ..data.demo import sha256_of_file
-from ..models.convert import load_model
+from ..models.convert import check_recorded, load_model
 from ..models.sit import SiT
 
 FORMAT = 1
@@ -207,7 +207,7 @@ def load_checkpoint(
     weights: str | None = None,
     family: str | None = None,
     num_heads: int | None = None,
-    input_size: tuple[int, int] | None = None,
+    input_size: int | tuple[int, int] | None = None,
 ) -> Any:
     """A network from a run, a checkpoint folder, a model folder, or an official SiT, DiT, ViT-5 or ViT file.
 
@@ -215,14 +215,17 @@ def load_checkpoint(
     for the other arguments, which only foreign files need, see `sitvit.models.convert.load_model`.
 
     Raises:
-        ValueError: nothing loadable there, unsafe, damaged, or not fitting, naming file and keys.
+        ValueError: nothing loadable there, unsafe, damaged, or not fitting, naming file and keys; or an
+            argument that contradicts what is recorded there.
     """
     where = Path(path)
     if (where / "checkpoints").is_dir() or (where / RECORD).is_file():
         checkpoint = find_checkpoint(str(where))
         name = checkpoint.weights_name(weights or "ema")
+        network = checkpoint.load_network(name)
+        check_recorded(network, checkpoint.folder, family, num_heads, input_size)
         runtime.say(f"{checkpoint.folder}: {name}")
-        return checkpoint.load_network(name)
+        return network
     model, which = load_model(where, weights, family, num_heads, input_size)
     runtime.say(f"{where}: {type(model).__name__} with {which}")
     return model

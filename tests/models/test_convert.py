@@ -12,13 +12,8 @@ from safetensors.torch import save_file
 
 import sitvit
 from sitvit import load_checkpoint
-from sitvit.models.convert import (
-    init_from,
-    load_strictly,
-    official_state,
-    save_official,
-    unwrapped,
-)
+from sitvit.models.convert import init_from, official_state, save_official
+from sitvit.models.weights import load_strictly, unwrapped
 
 from ..conftest import run_script
 from .golden import Golden, assert_equal
@@ -222,7 +217,7 @@ def test_export_to_the_official_layout_round_trips_bit_for_bit(tmp_path, suffix)
             assert (found[key] - expected).abs().max() < 1e-6
 
 
-def test_a_diffusers_dit_folder_gives_our_dit(tmp_path):
+def their_dit():
     from diffusers import DiTTransformer2DModel
 
     theirs = DiTTransformer2DModel(
@@ -236,11 +231,160 @@ def test_a_diffusers_dit_folder_gives_our_dit(tmp_path):
         shared = theirs.transformer_blocks[0].norm1.emb.state_dict()
         for block in theirs.transformer_blocks:
             block.norm1.emb.load_state_dict(shared)
+    return theirs
+
+
+def test_a_diffusers_dit_folder_gives_our_dit(tmp_path):
+    theirs = their_dit()
     theirs.save_pretrained(tmp_path / "dit")
     ours = load_checkpoint(tmp_path / "dit")
     assert isinstance(ours, sitvit.DiT)
     x, t, labels = torch.randn(3, 4, 8, 8), torch.tensor([0, 0, 0]), torch.tensor([1, 9, 10])
     assert_equal(ours(x, t, labels), theirs(x, timestep=t, class_labels=labels).sample)
+
+
+def test_the_spacing_of_the_frequencies_is_all_that_sets_diffusers_dit_apart_at_later_times(tmp_path, capsys):
+    theirs = their_dit()
+    theirs.save_pretrained(tmp_path / "dit")
+    ours = load_checkpoint(tmp_path / "dit")
+    assert "diffusers spaces its frequencies otherwise" in capsys.readouterr().out
+    x, t, labels = torch.randn(3, 4, 8, 8), torch.tensor([999] * 3), torch.tensor([1, 9, 10])
+    found = ours(x, t, labels)
+    assert (found - theirs(x, timestep=t, class_labels=labels).sample).abs().max() > 1e-3
+    for block in theirs.transformer_blocks:
+        block.norm1.emb.time_proj.downscale_freq_shift = 0
+    assert_equal(found, theirs(x, timestep=t, class_labels=labels).sample)
+
+
+def test_the_folder_of_a_dit_pipeline_gives_its_transformer(tmp_path, capsys):
+    from diffusers import AutoencoderKL, DDIMScheduler, DiTPipeline
+
+    autoencoder = AutoencoderKL(block_out_channels=(32,), latent_channels=4)
+    theirs = their_dit()
+    DiTPipeline(theirs, autoencoder, DDIMScheduler()).save_pretrained(tmp_path / "pipeline")
+    theirs.save_pretrained(tmp_path / "dit")
+    ours = load_checkpoint(tmp_path / "pipeline")
+    assert "the pipeline's transformer/" in capsys.readouterr().out
+    state = load_checkpoint(tmp_path / "dit").state_dict()
+    assert all(torch.equal(tensor, state[key]) for key, tensor in ours.state_dict().items())
+    (tmp_path / "pipeline" / "transformer").rename(tmp_path / "pipeline" / "unet")
+    with pytest.raises(ValueError, match=r"pipeline is a diffusers pipeline, .* it has no transformer/"):
+        load_checkpoint(tmp_path / "pipeline")
+
+
+def training_file(tmp_path, model_name, kind=argparse.Namespace, name="0050000.pt"):
+    arguments = kind(model=model_name, image_size=256)
+    state = SIT.under("state/")
+    return save(tmp_path, {"model": state, "ema": state, "opt": {}, "args": arguments}, name)
+
+
+@pytest.mark.parametrize("kind", [argparse.Namespace, dict])
+@pytest.mark.parametrize("family", ["SiT", "DiT"])
+def test_a_training_file_says_its_family_by_itself(tmp_path, family, kind):
+    path = training_file(tmp_path, f"{family}-XL/2", kind)
+    assert type(load(path)) is getattr(sitvit, family)
+    assert type(load(path, family=family)) is getattr(sitvit, family)
+    other = "DiT" if family == "SiT" else "SiT"
+    with pytest.raises(ValueError, match=f"records a {family} .*, so family {other} cannot be"):
+        load(path, family=other)
+    misnamed = training_file(tmp_path, f"{family}-XL/2", kind, f"{other}.pt")
+    assert type(load(misnamed)) is getattr(sitvit, family)
+
+
+@pytest.mark.parametrize("name", ["UNet-XL/2", "SiTish", 7, None])
+def test_a_training_file_of_another_record_asks_for_the_family(tmp_path, name):
+    with pytest.raises(ValueError, match="say which with family SiT or DiT"):
+        load(training_file(tmp_path, name))
+
+
+def test_heads_taken_from_the_published_width_are_said(tmp_path, capsys):
+    model = sitvit.SiT(input_size=4, hidden_size=384, depth=1, num_heads=6, num_classes=3)
+    path = save(tmp_path, model.state_dict())
+    load_checkpoint(path)
+    said = "(6 heads, as the published model of width 384 has; num_heads, on the command line --num-heads,"
+    assert capsys.readouterr().out.count(said) == 1
+    assert load_checkpoint(path, num_heads=12).config["num_heads"] == 12
+    assert " heads" not in capsys.readouterr().out
+    load_checkpoint(save(tmp_path, randomized().state_dict()))  # QK-norm's weight tells
+    assert " heads" not in capsys.readouterr().out
+
+
+CONTRADICTIONS = [
+    ("family", "DiT", "SiT", "records family SiT, so family DiT cannot be"),
+    ("num_heads", 4, 2, "records num_heads 2, so num_heads 4 cannot be"),
+    ("input_size", (8, 4), (4, 8), r"records input_size \(4, 8\), so input_size \(8, 4\) cannot be"),
+]
+
+
+@pytest.mark.parametrize(("argument", "wrong", "right", "words"), CONTRADICTIONS)
+def test_a_folder_refuses_what_contradicts_its_record_and_accepts_what_equals_it(
+    tmp_path, argument, wrong, right, words
+):
+    randomized().save_pretrained(tmp_path / "m")
+    load_checkpoint(tmp_path / "m", **{argument: right})
+    with pytest.raises(ValueError, match=f"m {words}"):
+        load_checkpoint(tmp_path / "m", **{argument: wrong})
+
+
+@pytest.mark.parametrize(
+    ("argument", "wrong", "right"), [("family", "DiT", "SiT"), ("num_heads", 4, 2), ("input_size", 4, 8)]
+)
+def test_a_run_refuses_what_contradicts_its_record(trained_run, argument, wrong, right):
+    load_checkpoint(trained_run, **{argument: right})
+    with pytest.raises(ValueError, match=f"step_0000006 records {argument} .*, so {argument} .* cannot be"):
+        load_checkpoint(trained_run, **{argument: wrong})
+
+
+def test_a_file_refuses_what_contradicts_its_shapes(tmp_path):
+    path = save(tmp_path, randomized().state_dict())  # QK-norm, and fixed positions of (4, 8)
+    load_checkpoint(path, num_heads=2, input_size=(4, 8))
+    with pytest.raises(ValueError, match=r"SiT.pt records num_heads 2, so num_heads 4 cannot be"):
+        load_checkpoint(path, num_heads=4)
+    with pytest.raises(ValueError, match=r"SiT.pt records input_size \(4, 8\)"):
+        load_checkpoint(path, input_size=(8, 4))
+    classifier = save(tmp_path, random_classifier(img_size=32).state_dict(), "vit5.pth")
+    with pytest.raises(ValueError, match="records family ViT5, so family SiT cannot be"):
+        load_checkpoint(classifier, family="SiT")
+    learned = save(tmp_path, randomized(positions="learned").state_dict())
+    with pytest.raises(ValueError, match="input_size width 9 is not a multiple of patch_size 2"):
+        load_checkpoint(learned, input_size=(4, 9))
+    with pytest.raises(ValueError, match=r"input_size must be of type .*, got \(4,\)"):
+        load_checkpoint(learned, input_size=(4,))
+    with pytest.raises(ValueError, match="family must be SiT or DiT, got 'sit'"):
+        load_checkpoint(learned, family="sit")
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool, torch.float8_e4m3fn])
+def test_weights_of_a_type_that_networks_do_not_have_are_refused_by_key(tmp_path, dtype, suffix):
+    state = SIT.under("state/")
+    state["blocks.1.mlp.fc1.bias"] = torch.ones(192).to(dtype)
+    path = tmp_path / f"SiT{suffix}"
+    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+    with pytest.raises(ValueError, match=rf"SiT{suffix}.*blocks.1.mlp.fc1.bias \({dtype}\)"):
+        load(path)
+
+
+def test_entries_that_are_no_tensors_are_refused_by_key(tmp_path):
+    state = {**SIT.under("state/"), "epoch": 3, "x_embedder.proj.bias": [0.0] * 48}
+    for content in (state, {"model": state}):
+        with pytest.raises(ValueError, match=r"SiT.pt: .*x_embedder.proj.bias \(list\)") as caught:
+            load(save(tmp_path, content))
+        assert "epoch (int)" in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_floats_are_converted_and_that_is_said(tmp_path, dtype, capsys):
+    state = {key: tensor.to(dtype) for key, tensor in SIT.under("state/").items()}
+    model = load(save(tmp_path, state))
+    assert f", {str(dtype)[6:]} converted to float32" in capsys.readouterr().out
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state[key].float())
+    model.to(dtype).save_pretrained(tmp_path / "m")
+    load_checkpoint(tmp_path / "m")
+    assert f", {str(dtype)[6:]} converted to float32" in capsys.readouterr().out
+    load(save(tmp_path, SIT.under("state/")))
+    assert "converted" not in capsys.readouterr().out
 
 
 def test_a_model_folder_and_a_run_load_alike(tmp_path, trained_run, capsys):

@@ -84,3 +84,23 @@ def test_the_plain_code_has_forward_mode_derivatives():
             2 * step
         )
     torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-2)  # differences of order step^2
+
+
+def test_a_second_derivative_is_an_error_in_the_fused_code_and_right_in_the_plain_one():
+    """Silence would be a gradient penalty that teaches nothing."""
+    model, t, labels = randomized().double(), torch.rand(1), torch.tensor([3])
+    x, direction = torch.randn(2, 1, 4, 4, 8, dtype=torch.float64)
+    x.requires_grad_()
+
+    def gradient_penalty(x):
+        (slope,) = torch.autograd.grad(model(x, t, labels).square().sum(), x, create_graph=True)
+        return slope.square().sum()
+
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient_penalty(x).backward()
+    with fused.plain(), sdpa_kernel(SDPBackend.MATH):
+        (found,) = torch.autograd.grad(gradient_penalty(x), x)
+        step = 1e-5
+        ahead, behind = (gradient_penalty(x + sign * step * direction) for sign in (1, -1))
+    expected = (ahead - behind) / (2 * step)  # right to order step^2
+    torch.testing.assert_close((found * direction).sum(), expected, rtol=1e-6, atol=0)

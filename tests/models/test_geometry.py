@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sitvit
+from sitvit.models.descriptions import preset_shape
 from sitvit.models.geometry import geometry, patch_grid
 from sitvit.models.presets import CLASSIFIERS, PRESETS, preset
-from sitvit.models.shapes import SiTShape, ViTShape, preset_shape
+from sitvit.models.shapes import SiTShape, ViTShape
 
 SMALL = {"hidden_size": 48, "depth": 3, "num_heads": 4, "num_classes": 7, "input_size": (8, 12)}
-CONSTRUCTOR = inspect.signature(sitvit.SiT.__init__).parameters
+TINY = {"embed_dim": 48, "depth": 3, "num_heads": 4, "num_classes": 7, "img_size": (32, 48)}
 SWITCHES = [
     {},
     {"learn_sigma": True},
@@ -98,19 +99,47 @@ def test_token_counts_of_known_models():
     assert (registers.grid, registers.patches, registers.tokens) == ((16, 32), 512, 516)
 
 
-def test_arguments_have_the_names_and_defaults_of_the_constructor():
-    defaults = {field.name: field.default for field in dataclasses.fields(SiTShape)}
-    for name, parameter in list(CONSTRUCTOR.items())[1:]:
-        assert defaults[name] == parameter.default, name
+@pytest.mark.parametrize(("family", "network"), [(SiTShape, sitvit.SiT), (ViTShape, sitvit.ViT5)])
+def test_arguments_have_the_names_and_defaults_of_the_constructor(family, network):
+    parameters = list(inspect.signature(network.__init__).parameters.items())[1:]
+    defaults = {name: parameter.default for name, parameter in parameters}
+    assert {field.name: field.default for field in dataclasses.fields(family)} == defaults
 
 
 @pytest.mark.parametrize("backbone", ["SiT-S/2", "SiT-ViT5-S/2"])
-@pytest.mark.parametrize("switch", [s for s in SWITCHES if s.keys() <= CONSTRUCTOR.keys()], ids=str)
+@pytest.mark.parametrize("switch", SWITCHES, ids=str)
 def test_parameters_are_those_of_the_real_network(backbone, switch):
     model = sitvit.SiT(**{**preset(backbone), **SMALL, **switch})
     counted = geometry(preset_shape(backbone, {**SMALL, **switch}))
     assert counted.parameters.total == sum(p.numel() for p in model.parameters())
     assert counted.trainable_parameters == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("backbone", ["ViT5-S/16", "ViT-B/16"])
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {},
+        {"num_classes": 0},
+        {"mlp": "swiglu"},
+        {"mlp": "gelu_tanh"},
+        {"pool": "mean"},
+        {"class_position": True},
+        {"norm_layer": "layernorm"},
+        {"num_registers": 9},
+        {"layer_scale_init": None},
+        {"qk_norm": False, "rope": False},
+        {"norm_eps": 1e-5, "rope_theta": 100.0, "register_rope_theta": 10.0},
+    ],
+    ids=str,
+)
+def test_parameters_and_multiply_adds_are_those_of_the_real_classifier(backbone, switch):
+    arguments = {**TINY, **switch}
+    model = sitvit.build_model(backbone, **arguments)
+    counted = geometry(preset_shape(backbone, arguments))
+    assert counted.parameters.total == sum(p.numel() for p in model.parameters())
+    found = linear_multiply_adds(model, lambda: model(torch.randn(1, 3, 32, 48)))
+    assert found == counted.multiply_adds.total - counted.multiply_adds.attention_products
 
 
 def test_switches_change_the_parameters_by_their_closed_forms():

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sitvit
+from sitvit.models.descriptions import preset_shape
 from sitvit.models.memory import memory
 from sitvit.models.presets import CLASSIFIERS, PRESETS, preset
-from sitvit.models.shapes import preset_shape
 from sitvit.train.ema import Ema
 
 

@@ -44,15 +44,47 @@ def test_the_final_layer_ignores_autocast():
         assert torch.equal(layer(x, c), exact)
 
 
-def test_the_residual_stream_is_bf16_under_autocast_whatever_the_tables_are():
-    """A float32 position table or gate would promote it, and double the memory."""
+def test_the_residual_stream_is_float32_under_autocast_and_the_matrices_read_bf16():
     seen = []
-    model = randomized()
+    model = randomized(positions="none")  # no float32 table that would promote it anyway
     for block in model.blocks:
         block.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+        block.attn.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model(*inputs())
-    assert set(seen) == {torch.bfloat16}
+    assert seen == [torch.bfloat16, torch.float32] * len(model.blocks)
+
+
+@pytest.mark.parametrize("gate", [0.1, 1.0])
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+def test_what_blocks_with_a_small_gamma_add_survives_bf16_autocast(norm, gate):
+    """Gamma 1e-4 makes an update smaller than half a unit in the last place of a bf16 stream.
+
+    Each update is right to some ten roundings of 2^-9; the sum of 24 is no worse. Measured 0.5 to 0.7 %
+    of it; through a bf16 stream 96 to 100 % was lost.
+    """
+    model = randomized(depth=12, norm=norm)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.gamma_1.fill_(1e-4)
+            block.gamma_2.fill_(1e-4)
+            gates = block.adaLN_modulation[-1].bias.view(2, 3, -1)[:, 2]
+            gates.copy_(gate * torch.randn_like(gates))
+    streams = []
+    model.final_layer.register_forward_pre_hook(lambda module, inputs: streams.append(inputs[0].double()))
+    arguments = inputs()
+
+    @torch.no_grad()
+    def added_by_blocks(autocast):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            model(*arguments)
+            blocks, model.blocks = model.blocks, torch.nn.ModuleList()
+            model(*arguments)
+            model.blocks = blocks
+        return streams[-2] - streams[-1]
+
+    exact, rounded = added_by_blocks(autocast=False), added_by_blocks(autocast=True)
+    assert 0 < (rounded - exact).norm() < 5 * BF16 * exact.norm()
 
 
 def test_a_model_cast_to_bf16_runs_in_bf16():

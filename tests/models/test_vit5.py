@@ -29,7 +29,7 @@ def test_logits_equal_the_released_classifiers(golden, model):
 
 
 def test_a_block_equals_the_released_classifiers(golden, model):
-    out = model.blocks[0](golden["in/tokens"], model.rotation)
+    out = model.blocks[0](golden["in/tokens"], model.rotation.table)
     assert_equal(out, golden["out/block0"])
 
 
@@ -54,8 +54,8 @@ COUNTS = {
 @pytest.mark.parametrize("name", COUNTS)
 def test_parameter_counts_are_the_published_ones(name):
     with torch.device("meta"):
-        arguments = {**CLASSIFIERS[name], "rope": False}  # RoPE has no parameters, but fixed tables
-        assert sum(p.numel() for p in sitvit.ViT5(**arguments).parameters()) == COUNTS[name]
+        model = sitvit.ViT5(**CLASSIFIERS[name])
+    assert sum(p.numel() for p in model.parameters()) == COUNTS[name]
 
 
 @pytest.mark.parametrize("name", ["small", "base", "large", "xlarge"])
@@ -83,7 +83,7 @@ def test_features_of_a_block_are_what_the_next_block_receives():
     first, last = model.features(images, [0, -1])
     assert first.shape == (2, 1 + 24 + 4, 32)
     for block in model.blocks[1:]:
-        first = block(first, model.rotation)
+        first = block(first, model.rotation.table)
     assert torch.equal(first, last)
     torch.testing.assert_close(model.head(model.norm(last)[:, 0]), model(images))
     with pytest.raises(ValueError, match="no block 3: the model has blocks 0 to 2"):
@@ -99,9 +99,9 @@ def test_mean_pooling_reads_the_patches_alone():
 def test_an_image_of_the_trained_size_is_read_as_before_and_another_size_by_rescaled_positions():
     """RoPE at twice the grid is arange(n) / n * trained_n: the even positions are the trained ones."""
     model = randomized()
-    other = model._rotation((8, 12))
+    other = model.rotation((8, 12))
     patches = other[:, 1 : 1 + 96].unflatten(1, (8, 12))
-    trained = model.rotation[:, 1 : 1 + 24].unflatten(1, (4, 6))
+    trained = model.rotation.table[:, 1 : 1 + 24].unflatten(1, (4, 6))
     torch.testing.assert_close(patches[:, ::2, ::2], trained, atol=1e-6, rtol=0)
     assert model(torch.randn(1, 3, 64, 96)).shape == (1, 5)
     with pytest.raises(ValueError, match="image height 30 is not a multiple of patch_size 8"):

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from sitvit import cli
+from sitvit.models.descriptions import preset_shape
 from sitvit.models.geometry import geometry
 from sitvit.models.memory import memory
-from sitvit.models.shapes import preset_shape
 
 from ..conftest import ROOT
 
@@ -68,6 +68,10 @@ def test_the_grid_question_states_both_rules(capsys):
         ("SiT-XXL/2", "did you mean"),
         ("SiT-S/2 dept=3", "has no argument 'dept'; did you mean depth"),
         ("ViT-B/16 learn_sigma=true", "ViT-B/16 has no argument 'learn_sigma'"),
+        (
+            "input_size=8 patch_size=2 hidden_size=64 num_heads=4 depth=x",
+            "depth must be of type int, got 'x'",
+        ),
         ("SiT-S/2 depth=2.5", "depth must be of type int, got '2.5'"),
         ("SiT-S/2 rope=maybe", "rope must be of type bool"),
         ("SiT-S/2 input_size=1,2,3", "input_size must be of type int | tuple"),
@@ -87,11 +91,19 @@ def test_the_grid_question_states_both_rules(capsys):
         ("ViT-L/14 --image-size 336x340", "image height 340 is not a multiple of 14; .* 336 and 350"),
         ("SiT-S/2 input_size=32 --image-size 256", "the same thing"),
         ("SiT-S/2 --image-size 256x", "WIDTHxHEIGHT"),
+        ("SiT-S/2 layer_scale_init=nan", "layer_scale_init must be above 0 and finite, got nan"),
+        ("SiT-S/2 layer_scale_init=inf", "layer_scale_init must be above 0 and finite, got inf"),
+        ("ViT5-S/16 layer_scale_init=-1", "layer_scale_init must be above 0 and finite, got -1"),
+        ("ViT5-S/16 num_classes=-1", "num_classes must be at least 0, got -1"),
+        ("ViT5-S/16 pool=max", "pool must be one of class, mean, got 'max'"),
+        ("depth=3 hidden_size=64", "missing: input_size, patch_size, num_heads"),
+        ("depth=3 embed_dim=64", "missing: img_size, patch_size, num_heads"),
+        ("--image-size 64 patch_size=2 hidden_size=6 depth=1 num_heads=4", "multiple of num_heads 4"),
         ("SiT-S/2 --batch-size 0", "--batch-size"),
         ("SiT-S/2 --dtype fp8", "float32, bf16"),
         ("SiT-S/2 --patch 14", "name models"),
         ("--image 1280x720", "name models"),
-        ("depth=3", "name models"),
+        ("depth=3", "name a model, such as SiT-XL/2, or describe one"),
         ("--image 10x20 --patch 14", "from 1 to 10 pixels"),
     ],
 )
@@ -100,11 +112,28 @@ def test_what_cannot_be_answered_is_refused_in_a_sentence(arguments, words):
         cli.geometry(arguments.split())
 
 
+def test_a_network_without_a_name_is_described_by_its_arguments(capsys):
+    sizes = "patch_size=2 hidden_size=384 depth=12 num_heads=6"
+    (named,) = json.loads(run_geometry(capsys, "--json", "SiT-S/2", "input_size=16,32"))
+    (bare,) = json.loads(run_geometry(capsys, "--json", "input_size=16,32", *sizes.split()))
+    (by_image,) = json.loads(run_geometry(capsys, "--json", "--image-size", "256x128", *sizes.split()))
+    assert bare == by_image == {**named, "model": "SiT"}
+
+
+def test_a_classifier_without_a_name_is_described_by_its_arguments(capsys):
+    sizes = "img_size=224 patch_size=16 embed_dim=384 depth=12 num_heads=6 num_classes=0 pool=mean mlp=swiglu"
+    (bare,) = json.loads(run_geometry(capsys, "--json", *sizes.split()))
+    assert bare["model"] == "ViT5"
+    shape = preset_shape("ViT5-S/16", {"num_classes": 0, "pool": "mean", "mlp": "swiglu"})
+    assert bare["parameters"]["total"] == geometry(shape).parameters.total
+
+
 def test_an_answer_imports_neither_torch_nor_numpy():
     program = """
 import sys
 from sitvit import cli
 cli.geometry(["SiT-XL/2", "ViT5-B/16", "--parts"])
+cli.geometry(["input_size=32", "patch_size=2", "hidden_size=64", "depth=2", "num_heads=4"])
 cli.geometry(["--image", "1280x720", "--patch", "14"])
 assert not {"torch", "numpy", "diffusers"} & set(sys.modules)
 """
