@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.presets import SIZES, build_model
-from .timing import interleave, ratio, saved_bytes
+from .timing import interleave, open_gates, ratio, saved_bytes
 
 LATENT = 32
 CLASSES = 1000
@@ -30,7 +30,7 @@ def bench_model(size: str, batch_size: int, dtype: str, rounds: int, compile_blo
         "SiT-ViT5": build_model(f"SiT-ViT5-{size}/2", learn_sigma=True),
     }
     for name, model in arms.items():
-        _open_gates(model)
+        open_gates(model)
         if compile_blocks and name != "diffusers DiT":
             model.compile_blocks()
     lines = [
@@ -98,12 +98,3 @@ def _diffusers_dit(size: str) -> nn.Module:
     from ..models.diffusers_dit import new_diffusers_dit
 
     return new_diffusers_dit(**SIZES[size], input_size=LATENT, patch_size=2, num_classes=CLASSES)
-
-
-def _open_gates(model: nn.Module) -> None:
-    """Give zero-initialised layers values: kernels on zeros and denormals are timed otherwise."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))

@@ -42,4 +42,19 @@ def _data(arguments: list[str]) -> None:
         print(line)
 
 
-BENCHES = {"model": _model, "data": _data}
+def _sample(arguments: list[str]) -> None:
+    parser = make_parser("Samplers around a network: shared calls, guidance, the sampler's own cost.")
+    parser.add_argument("--model", default="SiT-S/2", help="SiT-S/2")
+    parser.add_argument("--batch-size", type=int, default=1, help="1")
+    parser.add_argument("--num-steps", type=int, default=10, help="10; the ratios hardly depend on it")
+    parser.add_argument("--rounds", type=int, default=11, help="11")
+    options = parser.parse_args(arguments)
+    for name in ("batch_size", "num_steps", "rounds"):
+        check_positive(getattr(options, name), f"--{name.replace('_', '-')}")
+    from ..bench.sample import bench_sample
+
+    for line in bench_sample(options.model, options.batch_size, options.num_steps, options.rounds):
+        print(line)
+
+
+BENCHES = {"model": _model, "data": _data, "sample": _sample}

@@ -73,14 +73,15 @@ class Diffusion:
 
     def __call__(self, t: Tensor) -> Tensor:
         """D at times of any shape."""
-        return self._rate(t) * self.path.sigma(t)
+        return self.per_sigma(t) * self.path.sigma(t)
 
     def drift(self, velocity: Tensor, x: Tensor, t: Tensor) -> Tensor:
         """v + D s at x (B, ...), t (B,), of the velocity there."""
         noise = noise_from_velocity(self.path, velocity, x, t)
-        return velocity - self._rate(per_sample(t, x)) * noise
+        return velocity - self.per_sigma(per_sample(t, x)) * noise
 
-    def _rate(self, t: Tensor) -> Tensor:
+    def per_sigma(self, t: Tensor) -> Tensor:
+        """D / sigma at times of any shape: what multiplies the noise in the drift."""
         return DIFFUSIONS[self.form](self.path, t, self.norm)
 
 
