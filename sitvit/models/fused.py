@@ -48,7 +48,7 @@ def rms_modulate(x: Tensor, shift: Tensor, factor: Tensor, eps: float) -> Tensor
 
 
 def norm_rotate(x: Tensor, weight: Tensor, table: Tensor, eps: float) -> Tensor:
-    """RMSNorm with `weight` (d,), then rotation, of x (B, N, heads, d); `table` complex (N, 1, d/2)."""
+    """RMSNorm with `weight` (d,), then rotation, of x (B, N, heads, d) by `table` (2, N, d)."""
     return _NormRotate.apply(x, weight, table, eps)  # type: ignore[no-untyped-call]
 
 
@@ -80,14 +80,14 @@ class _NormRotate(torch.autograd.Function):
         r = _inverse_rms(values, eps)
         ctx.save_for_backward(x, r, weight, table)
         scaled = (values * r).mul_(wide(weight))
-        return _turn(scaled, table).to(x.dtype)
+        return _turn(scaled, _complex(table)).to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, r, weight, table = ctx.saved_tensors
         n, wide_weight = wide(x) * r, wide(weight)
-        turned_back = _turn(wide(grad).contiguous(), table.conj())
+        turned_back = _turn(wide(grad).contiguous(), _complex(table).conj())
         both = turned_back * n
         along = (both @ (wide_weight / x.shape[-1])).unsqueeze(-1)  # mean(g n), g = turned_back * weight
         grad_x = turned_back.mul_(wide_weight).addcmul_(n, along, value=-1).mul_(r).to(x.dtype)
@@ -97,6 +97,12 @@ class _NormRotate(torch.autograd.Function):
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+
+
+def _complex(table: Tensor) -> Tensor:
+    """A table (2, N, d) of cosines and sines as unit complex numbers, one for each pair: (N, 1, d / 2)."""
+    cos, sin = table[:, :, ::2]
+    return torch.complex(cos, sin).unsqueeze(1)
 
 
 def _turn(x: Tensor, table: Tensor) -> Tensor:

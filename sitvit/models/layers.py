@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .fused import is_plain, norm_rotate, rms_modulate, wide
-from .positions import complex_table, rotate
+from .positions import rotate
 
 
 class RMSNorm(nn.Module):
@@ -87,9 +87,8 @@ class Attention(nn.Module):
         q_norm: Any = self.q_norm
         k_norm: Any = self.k_norm
         if self.qk_norm and rotation is not None and not is_plain():
-            table = complex_table(rotation)
-            q = norm_rotate(q, q_norm.weight, table, q_norm.eps)
-            k = norm_rotate(k, k_norm.weight, table, k_norm.eps)
+            q = norm_rotate(q, q_norm.weight, rotation, q_norm.eps)
+            k = norm_rotate(k, k_norm.weight, rotation, k_norm.eps)
         else:
             q, k = q_norm(q), k_norm(k)
             if rotation is not None:
@@ -185,8 +184,8 @@ class Block(nn.Module):
 
 
 def _add(x: Tensor, gate: Tensor | None, h: Tensor) -> Tensor:
-    """x + gate h in the type of x."""
-    return x + (h if gate is None else gate * h)
+    """x + gate h in the type of x; the product is in the type of h, as the matrices' results are."""
+    return x + (h if gate is None else gate.to(h.dtype) * h)
 
 
 class PatchEmbed(nn.Module):

@@ -147,12 +147,6 @@ def rotation_table(angles: Tensor) -> Tensor:
     return torch.stack([angles.cos(), angles.sin()]).repeat_interleave(2, dim=-1).float()
 
 
-def complex_table(table: Tensor) -> Tensor:
-    """The same table (2, N, d) as unit complex numbers, one per dimension pair: (N, 1, d / 2)."""
-    cos, sin = table[:, :, ::2]
-    return torch.complex(cos, sin).unsqueeze(1)
-
-
 def rotate(x: Tensor, table: Tensor) -> Tensor:
     """Turn the interleaved pairs of `x` (..., N, heads, d) by `table` (2, N, d); float32 inside."""
     cos, sin = table.unsqueeze(2)  # (N, 1, d)
