@@ -78,7 +78,7 @@ def test_a_text_value_stays_as_it_was_typed(file, text):
         ("model.mlp_ratio=-1", "model.mlp_ratio must be above 0"),
         ("model.mlp_ratio=inf", "model.mlp_ratio must be above 0"),
         ("model.layer_scale_init=nan", "model.layer_scale_init must be above 0"),
-        ("train.ema_decay=1", "train.ema_decay must be from 0 to below 1"),
+        ("train.ema_decays=[1]", "train.ema_decays must be different numbers from 0 to below 1"),
         ("train.decay_steps=11", "at most train.num_steps = 10"),
         ("model.name=SiT-XXL/2", "SiT-XL/2"),
         ("model.name=DiT-XL/2", "choose a SiT"),

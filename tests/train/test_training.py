@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sitvit.data.latents import LatentCache
 from sitvit.data.stream import TrainingStream
 from sitvit.flow.guidance import Guidance
 from sitvit.flow.objective import Objective
@@ -19,8 +20,8 @@ from sitvit.generate.samples import Samples
 from sitvit.models.presets import preset
 from sitvit.models.sit import SiT
 from sitvit.models.vit5 import ViT5
-from sitvit.train import loop, step
-from sitvit.train.checkpoint import find_checkpoint, latest_checkpoint, open_checkpoint
+from sitvit.train import preparation, step, trainer
+from sitvit.train.checkpoint import WEIGHTS, find_checkpoint, latest_checkpoint, open_checkpoint
 from sitvit.train.ema import Ema
 from sitvit.train.loop import train
 from sitvit.train.metrics import read_metrics
@@ -51,7 +52,7 @@ class Killed(Exception):
 
 def kill_at(monkeypatch, at):
     """Let `at` steps run, then die before the next one's update."""
-    original, count = loop.training_step, [0]
+    original, count = trainer.training_step, [0]
 
     def dying(*arguments):
         if count[0] == at:
@@ -59,7 +60,7 @@ def kill_at(monkeypatch, at):
         count[0] += 1
         return original(*arguments)
 
-    monkeypatch.setattr(loop, "training_step", dying)
+    monkeypatch.setattr(trainer, "training_step", dying)
 
 
 @pytest.mark.parametrize("name", ["SiT-S/2", "SiT-ViT5-S/2"])
@@ -80,7 +81,7 @@ def test_a_signal_saves_the_step_and_the_same_command_continues(tiny_config, tmp
     import signal
 
     train(tiny_config("whole"))
-    original, count = loop.training_step, [0]
+    original, count = trainer.training_step, [0]
 
     def signalled(*arguments):
         count[0] += 1
@@ -89,7 +90,7 @@ def test_a_signal_saves_the_step_and_the_same_command_continues(tiny_config, tmp
         return original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "training_step", signalled)
+        patch.setattr(trainer, "training_step", signalled)
         with pytest.raises(KeyboardInterrupt, match="stopped after step 2, which is saved"):
             train(tiny_config("stopped", "train.save_every=1000000"))
     assert latest_checkpoint(tmp_path / "stopped").step == 2
@@ -230,9 +231,9 @@ def test_any_objective_trains_and_samples_as_what_it_is(tiny_config, tmp_path, p
 def test_training_times_come_from_the_users_interval_or_from_what_the_objective_allows(tiny_config):
     objective = Objective(find_path("linear"), "noise")
     settings = tiny_config("run").train
-    assert loop.time_distribution(settings, objective).interval == (1e-3, 1 - 1e-3)
+    assert preparation.time_distribution(settings, objective).interval == (1e-3, 1 - 1e-3)
     settings = tiny_config("run", "train.time_interval=[0.1,0.95]", "train.time_shift=2").train
-    times = loop.time_distribution(settings, objective)
+    times = preparation.time_distribution(settings, objective)
     assert times == TimeDistribution(shift=2.0, interval=(0.1, 0.95))
 
 
@@ -250,7 +251,7 @@ def test_a_loss_that_is_not_finite_stops_before_it_reaches_a_weight(tiny_config,
             train(tiny_config("run"))
     saved = latest_checkpoint(tmp_path / "run")
     assert saved.step == 3
-    assert all(t.isfinite().all() for t in saved.tensors("model/" + loop.WEIGHTS).values())
+    assert all(t.isfinite().all() for t in saved.tensors("model/" + WEIGHTS).values())
     train(tiny_config("whole"))
     train(tiny_config("run"))
     assert_same(state(tmp_path / "whole"), state(tmp_path / "run"))
@@ -266,7 +267,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_kept(
         with pytest.raises(Killed):
             train(tiny_config("run", "train.save_every=2"))
     newest = tmp_path / "run" / "checkpoints" / "step_0000004"
-    weights = newest / "model" / loop.WEIGHTS
+    weights = newest / "model" / WEIGHTS
     if damage == "empty folder":
         shutil.rmtree(newest)
         newest.mkdir()
@@ -284,7 +285,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_kept(
 def test_a_changed_byte_in_a_checkpoint_is_noticed_when_it_is_read(trained_run, tmp_path):
     shutil.copytree(trained_run, tmp_path / "run")
     checkpoint = find_checkpoint(str(tmp_path / "run"))
-    path = checkpoint.folder / "model" / loop.WEIGHTS
+    path = checkpoint.folder / "model" / WEIGHTS
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -348,7 +349,7 @@ def test_the_record_names_what_the_weights_come_from(trained_run):
 
 def test_two_networks_of_one_seed_begin_alike_and_another_seed_does_not(tiny_config, cache):
     a, b, c = (
-        loop.build_network(tiny_config(str(i), f"train.seed={seed}"), cache)
+        preparation.build_network(tiny_config(str(i), f"train.seed={seed}"), cache)
         for i, seed in enumerate((0, 0, 1))
     )
     assert torch.equal(a.x_embedder.proj.weight, b.x_embedder.proj.weight)
@@ -364,7 +365,7 @@ def test_a_new_run_can_start_from_a_vit5_classifiers_blocks(tiny_config, tmp_pat
     assert "in 1 of 2 blocks; left as they were: final_layer, pos_embed" in told
     assert "adaLN_modulation.1.bias" in told
     started = find_checkpoint(str(tmp_path / "run")).load_network("model")
-    plain = loop.build_network(tiny_config("plain"), loop.LatentCache(Path(tiny_config("x").data.latents)))
+    plain = preparation.build_network(tiny_config("plain"), LatentCache(Path(tiny_config("x").data.latents)))
     name = "blocks.0.attn.qkv.weight"
     moved = (started.state_dict()[name] - classifier.state_dict()[name]).abs().max()
     assert moved < 0.01 < (started.state_dict()[name] - plain.state_dict()[name]).abs().max()
