@@ -9,11 +9,12 @@
 The two small networks that ship with sitvit have schemas of their own, read by the same rules.
 """
 
-from .experiment import Config, DataConfig, ModelConfig, TrainConfig
+from .experiment import MAX_WIDTH, Config, DataConfig, ModelConfig, TrainConfig
 from .reading import dump_config, load_config
 from .small_networks import AutoencoderConfig, ClassifierConfig
 
 __all__ = [
+    "MAX_WIDTH",
     "AutoencoderConfig",
     "ClassifierConfig",
     "Config",

@@ -16,6 +16,8 @@ from ..flow.names import PATH_NAMES, PREDICTIONS, TIME_DISTRIBUTIONS, WEIGHTS
 from ..models.presets import preset
 from .checks import Rule, below, broken, one_of
 
+MAX_WIDTH = 0.28  # of a power-function average; the plain mean has 0.2887
+
 
 @dataclass
 class ModelConfig:
@@ -53,8 +55,6 @@ class ModelConfig:
         problems += broken(rules)
         try:
             preset(self.name)
-            if not self.name.startswith("SiT-"):
-                problems.append(f"model.name: {self.name} has no velocity to train; choose a SiT")
         except ValueError as error:
             problems.append(f"model.name: {error}")
         return problems
@@ -90,7 +90,7 @@ class TrainConfig:
     init_from: str | None = None  # a ViT-5 classifier (folder or file) whose blocks a new run starts from
     num_steps: int = MISSING
     batch_size: int = 256  # over all processes
-    path: str = "linear"  # or gvp, vp
+    path: str = "linear"  # or gvp, vp; ddpm: DiT's discrete diffusion, for a DiT
     prediction: str = "velocity"  # or noise, score, data
     loss_weight: str = "none"  # or velocity, likelihood
     time_distribution: str = "uniform"  # or logit_normal, of time_mean and time_std
@@ -103,26 +103,40 @@ class TrainConfig:
     beta_2: float = 0.999
     weight_decay: float = 0.0
     warmup_steps: int = 0  # linear from zero
-    decay_steps: int = 0  # linear to zero over the last steps of the run
+    decay: str = "linear"  # to zero over the last decay_steps, or so by cosine; or inverse_sqrt from there on
+    decay_steps: int = 0  # 0: the rate stays
     clip_grad_norm: float | None = None
-    ema_decays: list[float] = field(default_factory=lambda: [0.9999])  # an average of the weights for each
+    micro_batch_size: int | None = None  # images that a process takes at once; null: its whole share
+    precision: str = "fp32"  # or bf16: autocast, weights and what needs it stay float32
+    tf32: bool = True  # on CUDA: float32 matrices are multiplied with 10 bits of mantissa, as SiT's were
+    gradient_checkpointing: bool = False  # blocks are computed again in the backward pass: less memory
+    compile: str = "none"  # or block (one compilation serves all blocks), whole
+    # Averages of the weights: one for each decay, and for each relative width of a power function, whose
+    # snapshots scripts/reconstruct_average.py makes averages of any width of.
+    ema_decays: list[float] = field(default_factory=lambda: [0.9999])
+    ema_widths: list[float] = field(default_factory=list)  # as [0.05, 0.1]
+    snapshot_every: int = 10_000
+    on_nonfinite: str = "stop"  # or skip the step, or rollback to the last checkpoint and take other images
+    max_nonfinite: int = 10  # so often in a run, then stop
     log_every: int = 100
     save_every: int = 10_000
     keep_checkpoints: int = 2
 
     def problems(self) -> list[str]:
         """A sentence for each value that has the right type and makes no sense."""
-        lowest = dict.fromkeys(("num_steps", "batch_size", "log_every", "save_every", "keep_checkpoints"), 1)
-        lowest |= dict.fromkeys(("seed", "weight_decay", "warmup_steps", "decay_steps"), 0)
+        counts = ("num_steps", "batch_size", "log_every", "save_every", "snapshot_every", "keep_checkpoints")
+        lowest = dict.fromkeys(counts, 1)
+        lowest |= dict.fromkeys(("seed", "weight_decay", "warmup_steps", "decay_steps", "max_nonfinite"), 0)
         return below(self, "train.", lowest) + broken(self._optimizer_rules() + self._objective_rules())
 
     def _optimizer_rules(self) -> list[Rule]:
-        clip, ramps = self.clip_grad_norm, self.warmup_steps + self.decay_steps
+        clip, micro = self.clip_grad_norm, self.micro_batch_size
+        ramps = self.warmup_steps + (0 if self.decay == "inverse_sqrt" else self.decay_steps)
         rules: list[Rule] = [
             (f"train.{name}", value, 0 <= value < 1, "from 0 to below 1")
             for name, value in (("beta_1", self.beta_1), ("beta_2", self.beta_2))
         ]
-        decays = self.ema_decays
+        decays, powers = self.ema_decays, self.ema_widths
         return [
             *rules,
             ("train.seed", self.seed, self.seed < 2**63, "below 2^63"),
@@ -135,15 +149,55 @@ class TrainConfig:
                 "different numbers from 0 to below 1, one at least",
             ),
             (
+                "train.ema_widths",
+                powers,
+                len(set(powers)) == len(powers) and all(0 < width <= MAX_WIDTH for width in powers),
+                f"different numbers above 0, at most {MAX_WIDTH}",
+            ),
+            (
+                "train.micro_batch_size",
+                micro,
+                micro is None or (micro > 0 and self.batch_size % micro == 0),
+                f"null or a number that divides train.batch_size = {self.batch_size}",
+            ),
+            (
+                "train.decay_steps",
+                self.decay_steps,
+                self.decay != "inverse_sqrt" or self.decay_steps > 0,
+                "above 0 with train.decay=inverse_sqrt",
+            ),
+            (
                 "train.warmup_steps + train.decay_steps",
                 ramps,
                 ramps <= self.num_steps,
                 f"at most train.num_steps = {self.num_steps}",
             ),
+            *one_of(
+                self,
+                "train.",
+                {
+                    "decay": ("linear", "cosine", "inverse_sqrt"),
+                    "precision": ("fp32", "bf16"),
+                    "compile": ("none", "block", "whole"),
+                    "on_nonfinite": ("stop", "skip", "rollback"),
+                },
+            ),
         ]
 
     def _objective_rules(self) -> list[Rule]:
         interval = self.time_interval
+        if self.path == "ddpm":
+            fixed = {"prediction": "noise", "loss_weight": "none", "time_distribution": "uniform"}
+            fixed_times: dict[str, Any] = {"time_shift": 1.0, "time_interval": None}
+            return [
+                (
+                    f"train.{name}",
+                    getattr(self, name),
+                    getattr(self, name) == value,
+                    f"{value} with path ddpm",
+                )
+                for name, value in (fixed | fixed_times).items()
+            ]
         return [
             ("train.time_std", self.time_std, 0 < self.time_std < math.inf, "above 0"),
             ("train.time_shift", self.time_shift, 0 < self.time_shift < math.inf, "above 0"),
@@ -158,7 +212,7 @@ class TrainConfig:
                 self,
                 "train.",
                 {
-                    "path": PATH_NAMES,
+                    "path": (*PATH_NAMES, "ddpm"),
                     "prediction": PREDICTIONS,
                     "loss_weight": WEIGHTS,
                     "time_distribution": TIME_DISTRIBUTIONS,
@@ -189,4 +243,11 @@ class Config:
 
     def problems(self) -> list[str]:
         """A sentence for each value that has the right type and makes no sense."""
-        return self.train.problems() + self.model.problems() + self.data.problems()
+        problems = self.train.problems() + self.model.problems() + self.data.problems()
+        is_dit, is_ddpm = self.model.name.startswith("DiT-"), self.train.path == "ddpm"
+        if is_dit != is_ddpm and "-" in self.model.name:
+            problems.append(
+                f"model.name {self.model.name} does not go with train.path {self.train.path}: "
+                "a DiT is trained by ddpm, a SiT by the other paths"
+            )
+        return problems

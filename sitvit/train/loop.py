@@ -1,10 +1,9 @@
 """Training, top to bottom. The same command starts a run, continues it, or says that it is done."""
 
+import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from .. import runtime
 from ..config import Config
@@ -14,15 +13,25 @@ from .preparation import build_network, open_latents
 from .trainer import Hook, Trainer
 
 
-def train(config: Config, hooks: Sequence[Hook] = ()) -> None:
+def train(
+    config: Config,
+    hooks: Sequence[Hook] = (),
+    max_seconds: float | None = None,
+    accept_changes: bool = False,
+) -> None:
     """Run or continue the experiment `config` until `train.num_steps`; `hooks` look on after each step.
+
+    Args:
+        max_seconds: end so long after the call, as at a signal.
+        accept_changes: continue a run with other settings too, saying which.
 
     Raises:
         ValueError: a configuration, cache or earlier run that does not fit, before anything is made; a
             loss that is not finite, with the last checkpoint intact.
-        KeyboardInterrupt: a signal; the step was ended and saved.
+        runtime.Stopped: a signal, or the time is up; all processes have ended a step, which is saved.
     """
-    trainer = open_run(config)
+    deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
+    trainer = open_run(config, accept_changes)
     if trainer is None:
         return
     last = config.train.num_steps
@@ -31,25 +40,30 @@ def train(config: Config, hooks: Sequence[Hook] = ()) -> None:
         runtime.progress(last, trainer.step, "training", " steps") as bar,
     ):
         while trainer.step < last:
-            row = trainer.advance()
-            bar.update()
+            row = trainer.advance(stop.requested or time.monotonic() >= deadline)
+            bar.update(trainer.step - bar.n)
             for hook in hooks:
                 hook(trainer, row)
             if row is not None:
                 bar.set_postfix_str(f"loss {row['loss']:.4f}", refresh=False)
                 trainer.log(row)
-            stopping = _any_process(trainer.handle, stop.requested)
-            if trainer.step % config.train.save_every == 0 or trainer.step == last or stopping:
-                trainer.save()
-            if stopping and trainer.step < last:
-                raise KeyboardInterrupt(
-                    f"stopped after step {trainer.step}, which is saved; the same command continues"
-                )
+            finished = trainer.step == last
+            snapshot_due = trainer.step % config.train.snapshot_every == 0 or finished
+            save_due = trainer.step % config.train.save_every == 0 or finished or trainer.told_to_stop
+            if (snapshot_due or save_due) and trainer.read():  # looked at first: nothing unseen is saved
+                if snapshot_due:
+                    trainer.save_snapshot()
+                if save_due:
+                    trainer.save()
+                if save_due and trainer.told_to_stop and not finished:
+                    raise runtime.Stopped(
+                        f"stopped after step {trainer.step}, which is saved; the same command continues"
+                    )
     trainer.close()
     runtime.say(f"{config.run}: done, {last} steps; the last checkpoint is in {config.run}/checkpoints")
 
 
-def open_run(config: Config) -> Trainer | None:
+def open_run(config: Config, accept_changes: bool = False) -> Trainer | None:
     """The run of `config`, new or where its newest whole checkpoint left it; None where it is done."""
     run, last = Path(config.run), config.train.num_steps
     cache = open_latents(config)
@@ -58,22 +72,21 @@ def open_run(config: Config) -> Trainer | None:
     if previous is None and run.exists() and any(run.iterdir()):
         check_own_leftovers(run)
     if previous is not None:
-        check_continuation(config, cache, previous)
+        check_continuation(config, cache, previous, accept_changes)
         if previous.step >= last:
             runtime.say(f"{run}: all {previous.step} steps are done; for more, raise train.num_steps")
             return None
-    handle = runtime.accelerator()
+    handle = runtime.accelerator(config.train.precision, config.train.tf32)
     trainer = Trainer(config, cache, model, previous, handle)
+    if previous is not None and previous.record["num_processes"] != handle.num_processes:
+        before = previous.record["num_processes"]
+        runtime.say(
+            f"saved by {before} process(es), continued by {handle.num_processes}: the same images "
+            "and noise at each step, losses equal up to float rounding"
+        )
     runtime.say(
         f"{run}: {config.model.name}, {trainer.num_parameters:,} parameters, {len(cache):,} latents of "
         f"{len(cache.class_names)} classes, steps {trainer.step} to {last}, batch {config.train.batch_size} "
         f"on {handle.num_processes} process(es), {handle.device.type}"
     )
     return trainer
-
-
-def _any_process(handle: Any, flag: bool) -> bool:
-    """Whether `flag` holds on any process: all of them leave the loop at the same step."""
-    if handle.num_processes == 1:
-        return flag
-    return bool(handle.gather(torch.tensor([flag], device=handle.device)).any())

@@ -9,11 +9,16 @@ from ..config import Config, TrainConfig
 from ..data.latents import LatentCache, Latents
 from ..data.live import LiveLatents
 from ..flow.intervals import training_interval
-from ..flow.objective import Objective
+from ..flow.objective import DiffusionObjective, Objective
+from ..flow.paths import find_path
 from ..flow.times import TimeDistribution
 from ..models.convert import init_from, load_model
+from ..models.dit import DiT
 from ..models.sit import SiT
 from ..models.vit5 import ViT5
+from .step import Loss
+
+Network = SiT | DiT
 
 VERIFIED_BYTES = 1 << 30
 """Latents up to this size are read once and compared with their checksums before the first step."""
@@ -34,7 +39,7 @@ def open_latents(config: Config) -> Latents:
     return cache
 
 
-def build_network(config: Config, cache: Latents) -> SiT:
+def build_network(config: Config, cache: Latents) -> Network:
     """The network of `config` with its seeded first weights; latent shape and classes from `cache`."""
     arguments = config.model_arguments()
     num_classes = arguments.setdefault("num_classes", len(cache.class_names))
@@ -59,20 +64,24 @@ def build_network(config: Config, cache: Latents) -> SiT:
     channels, height, width = cache.latent_shape
     with torch.random.fork_rng():
         torch.manual_seed(config.train.seed)
-        return SiT(input_size=(height, width), in_channels=channels, **arguments)
+        family = DiT if config.model.name.startswith("DiT-") else SiT
+        return family(input_size=(height, width), in_channels=channels, **arguments)
 
 
-def time_distribution(settings: TrainConfig, objective: Objective) -> TimeDistribution:
-    """How training times are drawn; from where path, prediction and weight allow, unless it is given."""
+def objective_and_times(settings: TrainConfig) -> tuple[Loss, TimeDistribution]:
+    """What is minimised, and how training times are drawn: from where it allows, unless that is given."""
+    if settings.path == "ddpm":
+        return DiffusionObjective(), TimeDistribution()
+    objective = Objective(find_path(settings.path), settings.prediction, settings.loss_weight)
     interval = training_interval(objective.path, objective.prediction, objective.weight)
     if settings.time_interval is not None:
         interval = (settings.time_interval[0], settings.time_interval[1])
-    return TimeDistribution(
+    return objective, TimeDistribution(
         settings.time_distribution, settings.time_mean, settings.time_std, settings.time_shift, interval
     )
 
 
-def start_from_classifier(model: SiT, path: Path) -> None:
+def start_from_classifier(model: Network, path: Path) -> None:
     """Take the blocks of the ViT-5 classifier at `path`, and say what was and was not taken."""
     classifier, which = load_model(path)
     if not isinstance(classifier, ViT5):

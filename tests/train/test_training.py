@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sitvit import runtime
 from sitvit.data.latents import LatentCache
 from sitvit.data.stream import TrainingStream
 from sitvit.flow.guidance import Guidance
@@ -22,7 +23,7 @@ from sitvit.models.sit import SiT
 from sitvit.models.vit5 import ViT5
 from sitvit.train import preparation, step, trainer
 from sitvit.train.checkpoint import WEIGHTS, find_checkpoint, latest_checkpoint, open_checkpoint
-from sitvit.train.ema import Ema
+from sitvit.train.ema import Ema, constant_decay
 from sitvit.train.loop import train
 from sitvit.train.metrics import read_metrics
 from sitvit.train.optim import learning_rate, make_optimizer
@@ -91,9 +92,9 @@ def test_a_signal_saves_the_step_and_the_same_command_continues(tiny_config, tmp
 
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "training_step", signalled)
-        with pytest.raises(KeyboardInterrupt, match="stopped after step 2, which is saved"):
+        with pytest.raises(runtime.Stopped, match="stopped after step 4, which is saved"):
             train(tiny_config("stopped", "train.save_every=1000000"))
-    assert latest_checkpoint(tmp_path / "stopped").step == 2
+    assert latest_checkpoint(tmp_path / "stopped").step == 4  # told with step 3, read after step 4
     train(tiny_config("stopped"))
     assert_same(state(tmp_path / "whole"), state(tmp_path / "stopped"))
 
@@ -140,14 +141,14 @@ def test_a_checkpoint_holds_raw_and_averaged_weights_and_they_differ(trained_run
 def test_the_average_follows_its_recursion_in_float64(cache):
     small = {"hidden_size": 64, "depth": 2, "num_heads": 2}
     model = SiT(**{**preset("SiT-ViT5-S/2"), **small}, input_size=8).bfloat16()
-    ema = Ema(model, 0.9999)
+    ema = Ema(model, constant_decay(0.9999))
     replay = {name: tensor.double() for name, tensor in model.state_dict().items()}
     start = {name: tensor.clone() for name, tensor in replay.items()}
-    for _ in range(20):
+    for number in range(20):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.01 * torch.randn_like(parameter))
-        ema.update(model)
+        ema.update(model.state_dict(), number + 1)
         for name, tensor in model.state_dict().items():
             replay[name] = 0.9999 * replay[name] + 0.0001 * tensor.double()
     for name, average in ema.state.items():
@@ -185,18 +186,21 @@ def test_a_step_is_the_textbook_step(cache):
     theirs.load_state_dict(ours.state_dict())
     batch = TrainingStream(cache, 0, 8, False, 0.1, 10).batch(0, range(8))
     handle = Accelerator()
-    wrapped, optimizer = handle.prepare(ours, make_optimizer(ours, 1.0, (0.9, 0.99), 0.01))
+    optimizer = make_optimizer(ours, 1.0, (0.9, 0.99), 0.01)
+    wrapped, _ = handle.prepare(ours, optimizer)
     objective = Objective(find_path("linear"))
-    loss, norm = step.training_step(
-        handle, wrapped, optimizer, batch, objective, TimeDistribution(), 1e-2, 0.5
-    )
+    figures = step.training_step(handle, wrapped, optimizer, batch, objective, TimeDistribution(), 1e-2, 0.5)
+    loss, norm, _ = figures.tolist()
 
     x_t = batch.u.view(-1, 1, 1, 1) * batch.x_1 + (1 - batch.u).view(-1, 1, 1, 1) * batch.x_0
     expected = (theirs(x_t, batch.u, batch.labels) - (batch.x_1 - batch.x_0)).square().mean()
     expected.backward()
     parameters = [p for p in theirs.parameters() if p.requires_grad]
     expected_norm = torch.nn.utils.clip_grad_norm_(parameters, 0.5)
-    torch.optim.AdamW(parameters, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.01).step()
+    decayed = [m.weight for m in theirs.modules() if isinstance(m, (torch.nn.Linear, torch.nn.Conv2d))]
+    others = [p for p in parameters if all(p is not q for q in decayed)]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.99)).step()
     assert loss == pytest.approx(expected.item(), rel=1e-6)
     assert norm == pytest.approx(expected_norm.item(), rel=1e-5)
     assert norm > 0.5  # clipping acted
@@ -229,11 +233,11 @@ def test_any_objective_trains_and_samples_as_what_it_is(tiny_config, tmp_path, p
 
 
 def test_training_times_come_from_the_users_interval_or_from_what_the_objective_allows(tiny_config):
-    objective = Objective(find_path("linear"), "noise")
-    settings = tiny_config("run").train
-    assert preparation.time_distribution(settings, objective).interval == (1e-3, 1 - 1e-3)
+    settings = tiny_config("run", "train.prediction=noise").train
+    _, times = preparation.objective_and_times(settings)
+    assert times.interval == (1e-3, 1 - 1e-3)
     settings = tiny_config("run", "train.time_interval=[0.1,0.95]", "train.time_shift=2").train
-    times = preparation.time_distribution(settings, objective)
+    _, times = preparation.objective_and_times(settings)
     assert times == TimeDistribution(shift=2.0, interval=(0.1, 0.95))
 
 
@@ -247,7 +251,7 @@ def test_a_loss_that_is_not_finite_stops_before_it_reaches_a_weight(tiny_config,
 
     with monkeypatch.context() as patch:
         patch.setattr(Objective, "loss", broken)
-        with pytest.raises(ValueError, match=r"stopped at step 5: loss nan.*images \[.*step_0000003"):
+        with pytest.raises(ValueError, match=r"loss nan.* at step 5; images \[.*step_0000003"):
             train(tiny_config("run"))
     saved = latest_checkpoint(tmp_path / "run")
     assert saved.step == 3
