@@ -149,6 +149,7 @@ def accelerator(precision: str = "fp32", tf32: bool = False) -> Accelerator:
     """
     import torch
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
     wanted = "no" if precision == "fp32" else precision
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
@@ -157,6 +158,7 @@ def accelerator(precision: str = "fp32", tf32: bool = False) -> Accelerator:
             f"the launcher asks for mixed precision {launched}, the configuration for {precision}: set "
             "train.precision (fp32 or bf16), and leave --mixed_precision away"
         )
+    AcceleratorState._reset_state()  # of an earlier run in this process, perhaps of another precision
     handle = Accelerator(cpu=_on_cpu(), mixed_precision=wanted)
     check_process_count(handle.num_processes)
     if handle.device.type == "cuda":

@@ -15,6 +15,7 @@ from ..config import Config, TrainConfig, dump_config
 from ..data.latents import Latents
 from ..data.stream import TrainingStream
 from .checkpoint import WEIGHTS, Checkpoint, latest_checkpoint, prune_checkpoints, save_checkpoint
+from .compilation import compile_checked
 from .ema import averages
 from .metrics import MetricsLog
 from .optim import (
@@ -26,7 +27,7 @@ from .optim import (
 )
 from .preparation import Network, objective_and_times, start_from_classifier
 from .reconstruct import delete_later_snapshots
-from .step import Figures, LateReading, training_step
+from .step import Figures, LateReading, sample_losses, training_step
 
 Row = dict[str, Any]
 """What is logged of some steps, numbers by name."""
@@ -67,6 +68,19 @@ class Trainer:
         self._start = time.monotonic()
         self._seconds_before: float = 0.0 if previous is None else previous.record["seconds"]
         self._restore(previous)
+        if self.settings.compile != "none":
+            self._compile()
+
+    def _compile(self) -> None:
+        """Compile after accelerate wrapped, and compare with eager mode on the first part of the batch."""
+        settings, size = self.settings, self.settings.micro_batch_size or len(self.positions)
+        batch = self.stream.batch(self.step + self.shift, self.positions).to(self.handle.device)
+        first = batch.parts(size)[0]
+
+        def losses() -> Tensor:
+            return sample_losses(self.model, first, self.objective, self.times)
+
+        compile_checked(self.model, settings.compile, losses, settings.precision)
 
     def _make_network(self, fresh: bool) -> None:
         """Network, averages and optimizer, as a run begins with them, where accelerate wants them."""
