@@ -92,6 +92,15 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
+class Stopped(Exception):
+    """Work was ended on request, by a signal or at its time limit, and saved: the same command continues.
+
+    A process ends with the status `STATUS` then (sysexits' "temporary failure: try again").
+    """
+
+    STATUS = 75
+
+
 class StopRequest:
     """Turns SIGINT and SIGTERM into a flag that a loop asks for, so that it can end a step cleanly.
 
@@ -130,12 +139,31 @@ def processes() -> PartialState:
     return state
 
 
-def accelerator() -> Accelerator:
-    """accelerate's handle for training; precision and process count are the launcher's."""
-    from accelerate import Accelerator
+def accelerator(precision: str = "fp32", tf32: bool = False) -> Accelerator:
+    """accelerate's handle for training; the process count is the launcher's, `precision` "fp32" or "bf16".
 
-    handle = Accelerator(cpu=_on_cpu())
+    `tf32` lets CUDA multiply float32 matrices with 10 bits of mantissa.
+
+    Raises:
+        ValueError: the launcher asks for another precision than "no" or this one.
+    """
+    import torch
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    wanted = "no" if precision == "fp32" else precision
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if launched not in ("no", wanted):
+        raise ValueError(
+            f"the launcher asks for mixed precision {launched}, the configuration for {precision}: set "
+            "train.precision (fp32 or bf16), and leave --mixed_precision away"
+        )
+    AcceleratorState._reset_state()  # of an earlier run in this process, perhaps of another precision
+    handle = Accelerator(cpu=_on_cpu(), mixed_precision=wanted)
     check_process_count(handle.num_processes)
+    if handle.device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
     return handle
 
 

@@ -67,7 +67,7 @@ TINY = """
 run: {run}
 model: {{name: {name}, hidden_size: 32, depth: 2, num_heads: 2}}
 data: {{latents: {latents}, flip: true}}
-train: {{num_steps: 6, batch_size: 8, lr: 1e-3, warmup_steps: 2, decay_steps: 2, ema_decay: 0.9,
+train: {{num_steps: 6, batch_size: 8, lr: 1e-3, warmup_steps: 2, decay_steps: 2, ema_decays: [0.9],
          log_every: 2, save_every: 3}}
 """
 

@@ -6,7 +6,7 @@ from .evaluate import evaluate, report
 from .frame import explain, main
 from .generate import sample
 from .models import geometry, import_checkpoint
-from .train import train_autoencoder, train_classifier, train_sit
+from .train import reconstruct_average, train_autoencoder, train_classifier, train_sit
 
 __all__ = [
     "bench",
@@ -17,6 +17,7 @@ __all__ = [
     "geometry",
     "import_checkpoint",
     "main",
+    "reconstruct_average",
     "report",
     "sample",
     "train_autoencoder",

@@ -1,10 +1,11 @@
 """What all verbs share: the parser, and how an error becomes one sentence.
 
-A user's mistake ends in one sentence on stderr and exit status 2; an interruption in 130. A traceback
-means a fault of ours. SITVIT_TRACEBACK=1 shows one for every error.
+A user's mistake ends in one sentence on stderr and exit status 2; an interruption in 130; training that was
+stopped and saved in 75. A traceback means a fault of ours. SITVIT_TRACEBACK=1 shows one for every error.
 """
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -22,6 +23,8 @@ def main(verb: Verb) -> None:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         verb(sys.argv[1:])
+    except runtime.Stopped as stop:
+        _fail(str(stop), runtime.Stopped.STATUS)
     except KeyboardInterrupt as stop:
         _fail(str(stop) or "interrupted; the same command continues", 130)
     except Exception as error:  # the outermost frame: what has no sentence is raised again
@@ -70,6 +73,22 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="override a value, as train.lr=1e-4"
     )
+
+
+def duration(text: str) -> float:
+    """Seconds of "90m", "23.5h", "300s" or "HH:MM:SS"; argparse's error where it is neither."""
+    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+    try:
+        if unit:
+            seconds = float(text[:-1]) * unit
+        else:
+            hours, minutes, rest = (int(part) for part in text.split(":"))
+            seconds = 3600 * hours + 60 * minutes + rest
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write 90m, 23.5h, 300s or HH:MM:SS")
+    return seconds
 
 
 def check_positive(value: int, option: str) -> None:

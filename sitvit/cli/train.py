@@ -1,6 +1,8 @@
 """The verbs that train a network from an experiment file."""
 
-from .frame import add_config, make_parser
+from pathlib import Path
+
+from .frame import add_config, duration, make_parser
 
 
 def train_sit(arguments: list[str]) -> None:
@@ -10,13 +12,42 @@ def train_sit(arguments: list[str]) -> None:
         "Start it with `accelerate launch` for several GPUs and for bf16."
     )
     add_config(parser)
+    parser.add_argument(
+        "--max-time",
+        type=duration,
+        metavar="TIME",
+        help="end so long after the start, saved, with status 75; 90m, 23.5h, 300s or HH:MM:SS",
+    )
+    parser.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="continue a run although settings that shape its result differ; each is said",
+    )
     options = parser.parse_args(arguments)
     from ..config import Config, load_config
 
     config = load_config(options.config, options.overrides, Config)
     from ..train.loop import train
 
-    train(config)
+    train(config, max_seconds=options.max_time, accept_changes=options.accept_changes)
+
+
+def reconstruct_average(arguments: list[str]) -> None:
+    """Make an average of another length out of a run's snapshots."""
+    parser = make_parser(
+        "Make the average of any length after training, out of a run's snapshots of two "
+        "(train.ema_widths=[0.05,0.1]); the result is sampled as any run."
+    )
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument(
+        "--width", type=float, required=True, help="relative width, above 0 and at most 0.28, as 0.075"
+    )
+    parser.add_argument("--step", type=int, help="the step that has a snapshot; the newest")
+    parser.add_argument("--out", type=Path, help="the folder to write; RUN/power_WIDTH_STEP")
+    options = parser.parse_args(arguments)
+    from ..train.reconstruct import reconstruct
+
+    reconstruct(options.run, options.width, options.step, options.out)
 
 
 def train_autoencoder(arguments: list[str]) -> None:

@@ -46,6 +46,26 @@ class TrainingBatch:
     u: Tensor
     labels: Tensor
 
+    def to(self, device: torch.device) -> "TrainingBatch":
+        """The batch with its tensors on `device`."""
+        tensors = (self.x_0, self.x_1, self.u, self.labels)
+        return TrainingBatch(self.ids, *(tensor.to(device, non_blocking=True) for tensor in tensors))
+
+    def parts(self, size: int) -> list["TrainingBatch"]:
+        """The batch cut into parts of `size` samples, which divides it."""
+        assert len(self.ids) % size == 0
+        starts = range(0, len(self.ids), size)
+        return [
+            TrainingBatch(
+                self.ids[i : i + size],
+                self.x_0[i : i + size],
+                self.x_1[i : i + size],
+                self.u[i : i + size],
+                self.labels[i : i + size],
+            )
+            for i in starts
+        ]
+
 
 class TrainingStream:
     """Cuts training batches out of `cache`.

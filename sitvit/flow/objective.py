@@ -20,9 +20,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .ddpm import respaced
 from .names import WEIGHTS
 from .parameterization import Velocity, check_prediction
 from .paths import FLOOR, Path, per_sample
+from .respacing import NUM_TIMESTEPS
 
 
 def _floored(value: Tensor) -> Tensor:
@@ -80,3 +82,19 @@ class Objective:
         if self.prediction == "noise":
             return prediction - x_0
         return self.path.sigma(per_sample(t, x_1)) * prediction + x_0
+
+
+class DiffusionObjective:
+    """DiT's: `ddpm`'s hybrid loss at the whole-number timestep floor(1000 t), for t as in `Objective` drawn.
+
+    Timesteps run the other way, 0 next to the data, which a uniform t does not see.
+    """
+
+    def __init__(self) -> None:
+        self.diffusion = respaced()
+
+    def loss(self, network: Velocity, x_0: Tensor, x_1: Tensor, t: Tensor) -> Tensor:
+        """As `Objective.loss`; `network(x_t, timesteps)` gives noise, and with learn_sigma the variance."""
+        precision = torch.promote_types(x_1.dtype, torch.float32)
+        index = (t.to(precision) * NUM_TIMESTEPS).long().clamp(max=NUM_TIMESTEPS - 1)
+        return self.diffusion.hybrid_loss(network, x_0.to(precision), x_1.to(precision), index).total

@@ -26,6 +26,7 @@ from ..flow.guidance import Guidance
 from ..flow.parameterization import as_velocity
 from ..flow.paths import find_path
 from ..flow.samplers import Sampler
+from ..models.dit import DiT
 from ..models.sit import SiT
 from ..train.checkpoint import Checkpoint
 from . import samples
@@ -260,7 +261,7 @@ def labels_of(rule: str | list[int], indices: range, num_classes: int, seed: int
     return torch.tensor([int(draw) for draw in draws])
 
 
-def noise_of(seed: int, indices: range, network: SiT, draw: int = 0) -> Tensor:
+def noise_of(seed: int, indices: range, network: SiT | DiT, draw: int = 0) -> Tensor:
     """Noise (B, C, H, W) float32 of the images `indices`; image i's is its own whatever the batch.
 
     Draw 0 is x_0; draw k + 1 belongs to step k of an SDE.

@@ -23,6 +23,7 @@ from .. import runtime
 from ..data.autoencoder import AutoencoderIdentity
 from ..data.demo import sha256_of_file
 from ..models.convert import check_recorded, load_model
+from ..models.dit import DiT
 from ..models.sit import SiT
 
 FORMAT = 1
@@ -55,12 +56,12 @@ class Checkpoint:
 
     @property
     def networks(self) -> list[str]:
-        """The sets of weights in here: "model" and each "ema_DECAY"."""
+        """The sets of weights in here: "model", each "ema_DECAY" and "power_WIDTH"."""
         return sorted(Path(name).parent.as_posix() for name in self.record["files"] if WEIGHTS in name)
 
     def weights_name(self, wanted: str) -> str:
         """`wanted` is "model", "ema" (the only average) or a full name; ValueError if not there."""
-        averages = [name for name in self.networks if name.startswith("ema_")]
+        averages = [name for name in self.networks if name != "model"]
         if wanted == "ema" and len(averages) == 1:
             return averages[0]
         if wanted not in self.networks:
@@ -80,9 +81,10 @@ class Checkpoint:
             raise ValueError(f"{path} is damaged: its content is not what was saved")
         return load_file(path)
 
-    def load_network(self, name: str) -> SiT:
+    def load_network(self, name: str) -> SiT | DiT:
         """The network with the weights `name` ("model", "ema_0.9999"), in evaluation mode."""
-        model = SiT.from_config(SiT.load_config(str(self.folder / name)))
+        config = SiT.load_config(str(self.folder / name))
+        model = (DiT if config["_class_name"] == "DiT" else SiT).from_config(config)
         model.load_state_dict(self.tensors(f"{name}/{WEIGHTS}"), strict=True)
         return model.eval()
 
@@ -90,23 +92,26 @@ class Checkpoint:
 def save_checkpoint(
     checkpoints: Path,
     step: int,
-    model: SiT,
-    averages: dict[str, dict[str, Tensor]],
-    optimizer: dict[str, Tensor],
+    model: SiT | DiT,
+    networks: dict[str, dict[str, Tensor]],
+    optimizer: dict[str, Tensor] | None,
     config_text: str,
     details: dict[str, Any],
 ) -> Path:
-    """Write the checkpoint of `step`; `averages` maps names to states, `details` enters the record."""
+    """Write the checkpoint of `step`; `networks` maps names to states, `details` enters the record.
+
+    `model` is asked for its configuration alone; without `optimizer` none is in it.
+    """
     folder = checkpoints / f"step_{step:07d}"
     if folder.exists():  # only a damaged one can be in the way: resuming would have used it
         folder.rename(_unused_name(folder.with_name(folder.name + ".damaged")))
-    networks = {"model": model.state_dict(), **averages}
     with runtime.write_aside(folder) as temporary:
         for name, state in networks.items():
             model.save_config(temporary / name)
             tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}
             save_file(tensors, temporary / name / WEIGHTS, metadata={"format": "pt"})
-        save_file(optimizer, temporary / "optimizer.safetensors")
+        if optimizer is not None:
+            save_file(optimizer, temporary / "optimizer.safetensors")
         (temporary / "config.yaml").write_text(config_text, "utf-8")
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
         record = {

@@ -20,7 +20,7 @@ LIVE = """
 run: {run}
 model: {{name: SiT-S/2, hidden_size: 32, depth: 2, num_heads: 2}}
 data: {{images: {images}, autoencoder: {autoencoder}, image_size: 32, flip: true}}
-train: {{num_steps: 6, batch_size: 8, lr: 1e-3, ema_decay: 0.9, log_every: 2, save_every: 3}}
+train: {{num_steps: 6, batch_size: 8, lr: 1e-3, ema_decays: [0.9], log_every: 2, save_every: 3}}
 """
 
 

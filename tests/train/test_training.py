@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sitvit import runtime
+from sitvit.data.latents import LatentCache
 from sitvit.data.stream import TrainingStream
 from sitvit.flow.guidance import Guidance
 from sitvit.flow.objective import Objective
@@ -19,9 +21,9 @@ from sitvit.generate.samples import Samples
 from sitvit.models.presets import preset
 from sitvit.models.sit import SiT
 from sitvit.models.vit5 import ViT5
-from sitvit.train import loop, step
-from sitvit.train.checkpoint import find_checkpoint, latest_checkpoint, open_checkpoint
-from sitvit.train.ema import Ema
+from sitvit.train import preparation, step, trainer
+from sitvit.train.checkpoint import WEIGHTS, find_checkpoint, latest_checkpoint, open_checkpoint
+from sitvit.train.ema import Ema, constant_decay
 from sitvit.train.loop import train
 from sitvit.train.metrics import read_metrics
 from sitvit.train.optim import learning_rate, make_optimizer
@@ -51,7 +53,7 @@ class Killed(Exception):
 
 def kill_at(monkeypatch, at):
     """Let `at` steps run, then die before the next one's update."""
-    original, count = loop.training_step, [0]
+    original, count = trainer.training_step, [0]
 
     def dying(*arguments):
         if count[0] == at:
@@ -59,7 +61,7 @@ def kill_at(monkeypatch, at):
         count[0] += 1
         return original(*arguments)
 
-    monkeypatch.setattr(loop, "training_step", dying)
+    monkeypatch.setattr(trainer, "training_step", dying)
 
 
 @pytest.mark.parametrize("name", ["SiT-S/2", "SiT-ViT5-S/2"])
@@ -80,7 +82,7 @@ def test_a_signal_saves_the_step_and_the_same_command_continues(tiny_config, tmp
     import signal
 
     train(tiny_config("whole"))
-    original, count = loop.training_step, [0]
+    original, count = trainer.training_step, [0]
 
     def signalled(*arguments):
         count[0] += 1
@@ -89,10 +91,10 @@ def test_a_signal_saves_the_step_and_the_same_command_continues(tiny_config, tmp
         return original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "training_step", signalled)
-        with pytest.raises(KeyboardInterrupt, match="stopped after step 2, which is saved"):
+        patch.setattr(trainer, "training_step", signalled)
+        with pytest.raises(runtime.Stopped, match="stopped after step 4, which is saved"):
             train(tiny_config("stopped", "train.save_every=1000000"))
-    assert latest_checkpoint(tmp_path / "stopped").step == 2
+    assert latest_checkpoint(tmp_path / "stopped").step == 4  # told with step 3, read after step 4
     train(tiny_config("stopped"))
     assert_same(state(tmp_path / "whole"), state(tmp_path / "stopped"))
 
@@ -139,14 +141,14 @@ def test_a_checkpoint_holds_raw_and_averaged_weights_and_they_differ(trained_run
 def test_the_average_follows_its_recursion_in_float64(cache):
     small = {"hidden_size": 64, "depth": 2, "num_heads": 2}
     model = SiT(**{**preset("SiT-ViT5-S/2"), **small}, input_size=8).bfloat16()
-    ema = Ema(model, 0.9999)
+    ema = Ema(model, constant_decay(0.9999))
     replay = {name: tensor.double() for name, tensor in model.state_dict().items()}
     start = {name: tensor.clone() for name, tensor in replay.items()}
-    for _ in range(20):
+    for number in range(20):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.01 * torch.randn_like(parameter))
-        ema.update(model)
+        ema.update(model.state_dict(), number + 1)
         for name, tensor in model.state_dict().items():
             replay[name] = 0.9999 * replay[name] + 0.0001 * tensor.double()
     for name, average in ema.state.items():
@@ -184,18 +186,21 @@ def test_a_step_is_the_textbook_step(cache):
     theirs.load_state_dict(ours.state_dict())
     batch = TrainingStream(cache, 0, 8, False, 0.1, 10).batch(0, range(8))
     handle = Accelerator()
-    wrapped, optimizer = handle.prepare(ours, make_optimizer(ours, 1.0, (0.9, 0.99), 0.01))
+    optimizer = make_optimizer(ours, 1.0, (0.9, 0.99), 0.01)
+    wrapped, _ = handle.prepare(ours, optimizer)
     objective = Objective(find_path("linear"))
-    loss, norm = step.training_step(
-        handle, wrapped, optimizer, batch, objective, TimeDistribution(), 1e-2, 0.5
-    )
+    figures = step.training_step(handle, wrapped, optimizer, batch, objective, TimeDistribution(), 1e-2, 0.5)
+    loss, norm, _ = figures.tolist()
 
     x_t = batch.u.view(-1, 1, 1, 1) * batch.x_1 + (1 - batch.u).view(-1, 1, 1, 1) * batch.x_0
     expected = (theirs(x_t, batch.u, batch.labels) - (batch.x_1 - batch.x_0)).square().mean()
     expected.backward()
     parameters = [p for p in theirs.parameters() if p.requires_grad]
     expected_norm = torch.nn.utils.clip_grad_norm_(parameters, 0.5)
-    torch.optim.AdamW(parameters, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.01).step()
+    decayed = [m.weight for m in theirs.modules() if isinstance(m, (torch.nn.Linear, torch.nn.Conv2d))]
+    others = [p for p in parameters if all(p is not q for q in decayed)]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.99)).step()
     assert loss == pytest.approx(expected.item(), rel=1e-6)
     assert norm == pytest.approx(expected_norm.item(), rel=1e-5)
     assert norm > 0.5  # clipping acted
@@ -228,11 +233,11 @@ def test_any_objective_trains_and_samples_as_what_it_is(tiny_config, tmp_path, p
 
 
 def test_training_times_come_from_the_users_interval_or_from_what_the_objective_allows(tiny_config):
-    objective = Objective(find_path("linear"), "noise")
-    settings = tiny_config("run").train
-    assert loop.time_distribution(settings, objective).interval == (1e-3, 1 - 1e-3)
+    settings = tiny_config("run", "train.prediction=noise").train
+    _, times = preparation.objective_and_times(settings)
+    assert times.interval == (1e-3, 1 - 1e-3)
     settings = tiny_config("run", "train.time_interval=[0.1,0.95]", "train.time_shift=2").train
-    times = loop.time_distribution(settings, objective)
+    _, times = preparation.objective_and_times(settings)
     assert times == TimeDistribution(shift=2.0, interval=(0.1, 0.95))
 
 
@@ -246,11 +251,11 @@ def test_a_loss_that_is_not_finite_stops_before_it_reaches_a_weight(tiny_config,
 
     with monkeypatch.context() as patch:
         patch.setattr(Objective, "loss", broken)
-        with pytest.raises(ValueError, match=r"stopped at step 5: loss nan.*images \[.*step_0000003"):
+        with pytest.raises(ValueError, match=r"loss nan.* at step 5; images \[.*step_0000003"):
             train(tiny_config("run"))
     saved = latest_checkpoint(tmp_path / "run")
     assert saved.step == 3
-    assert all(t.isfinite().all() for t in saved.tensors("model/" + loop.WEIGHTS).values())
+    assert all(t.isfinite().all() for t in saved.tensors("model/" + WEIGHTS).values())
     train(tiny_config("whole"))
     train(tiny_config("run"))
     assert_same(state(tmp_path / "whole"), state(tmp_path / "run"))
@@ -266,7 +271,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_kept(
         with pytest.raises(Killed):
             train(tiny_config("run", "train.save_every=2"))
     newest = tmp_path / "run" / "checkpoints" / "step_0000004"
-    weights = newest / "model" / loop.WEIGHTS
+    weights = newest / "model" / WEIGHTS
     if damage == "empty folder":
         shutil.rmtree(newest)
         newest.mkdir()
@@ -284,7 +289,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_kept(
 def test_a_changed_byte_in_a_checkpoint_is_noticed_when_it_is_read(trained_run, tmp_path):
     shutil.copytree(trained_run, tmp_path / "run")
     checkpoint = find_checkpoint(str(tmp_path / "run"))
-    path = checkpoint.folder / "model" / loop.WEIGHTS
+    path = checkpoint.folder / "model" / WEIGHTS
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -348,7 +353,7 @@ def test_the_record_names_what_the_weights_come_from(trained_run):
 
 def test_two_networks_of_one_seed_begin_alike_and_another_seed_does_not(tiny_config, cache):
     a, b, c = (
-        loop.build_network(tiny_config(str(i), f"train.seed={seed}"), cache)
+        preparation.build_network(tiny_config(str(i), f"train.seed={seed}"), cache)
         for i, seed in enumerate((0, 0, 1))
     )
     assert torch.equal(a.x_embedder.proj.weight, b.x_embedder.proj.weight)
@@ -364,7 +369,7 @@ def test_a_new_run_can_start_from_a_vit5_classifiers_blocks(tiny_config, tmp_pat
     assert "in 1 of 2 blocks; left as they were: final_layer, pos_embed" in told
     assert "adaLN_modulation.1.bias" in told
     started = find_checkpoint(str(tmp_path / "run")).load_network("model")
-    plain = loop.build_network(tiny_config("plain"), loop.LatentCache(Path(tiny_config("x").data.latents)))
+    plain = preparation.build_network(tiny_config("plain"), LatentCache(Path(tiny_config("x").data.latents)))
     name = "blocks.0.attn.qkv.weight"
     moved = (started.state_dict()[name] - classifier.state_dict()[name]).abs().max()
     assert moved < 0.01 < (started.state_dict()[name] - plain.state_dict()[name]).abs().max()

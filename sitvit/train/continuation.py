@@ -1,0 +1,87 @@
+"""Whether what lies in a run's folder can be continued by an experiment file."""
+
+from pathlib import Path
+from typing import Any
+
+from .. import runtime
+from ..config import Config, load_config
+from ..data.latents import Latents
+from .checkpoint import Checkpoint, step_folders
+
+MAY_CHANGE = {
+    "data.latents",  # the folder may move; its content is compared by fingerprint
+    "data.images",
+    "data.autoencoder",
+    "train.num_steps",
+    "train.decay_steps",
+    "train.micro_batch_size",
+    "train.tf32",
+    "train.gradient_checkpointing",
+    "train.compile",
+    "train.snapshot_every",
+    "train.on_nonfinite",
+    "train.max_nonfinite",
+    "train.log_every",
+    "train.save_every",
+    "train.keep_checkpoints",
+}
+"""Keys that a run may be continued with another value of: the experiment stays the same, up to rounding."""
+
+
+def check_continuation(
+    config: Config, cache: Latents, previous: Checkpoint, accept_changes: bool = False
+) -> None:
+    """Say each setting in which `config` is not the run that `previous` belongs to.
+
+    Raises:
+        ValueError: one of them would make it another experiment and `accept_changes` is off, or the saved
+            weights do not fit the network.
+    """
+    saved = load_config(previous.folder / "config.yaml", [], Config)
+    old, new = _flat(saved.to_dict()), _flat(config.to_dict())
+    changed = {
+        key: f"{key} was {old.get(key)}, now {new.get(key)}"
+        for key in sorted(old.keys() | new.keys())
+        if key != "run" and old.get(key) != new.get(key)
+    }
+    if previous.record["latents_fingerprint"] != cache.fingerprint:
+        changed["latents"] = f"the latents in {cache.where} are not those that the run was trained on"
+    if previous.class_names != cache.class_names:
+        changed["classes"] = f"the classes were {previous.class_names}, now {cache.class_names}"
+    grave = {key: text for key, text in changed.items() if key not in MAY_CHANGE}
+    unfit = [text for key, text in grave.items() if key.startswith("model.") and key not in _NO_SHAPE]
+    if (grave and not accept_changes) or unfit:
+        advice = "" if unfit else ", or accept it with --accept-changes"
+        raise ValueError(
+            f"{config.run} cannot be continued from step {previous.step} with other settings: "
+            f"{'; '.join(unfit or grave.values())}. Choose another `run`, or the old values{advice}"
+        )
+    for text in changed.values():
+        runtime.say(f"continued with another setting: {text}")
+
+
+_NO_SHAPE = {"model.class_dropout_prob"}
+"""The key of the model that changes no weight's shape while it stays above zero."""
+
+
+def check_own_leftovers(run: Path) -> None:
+    """ValueError where `run` has checkpoints that none can be read of, or files that no run of ours made.
+
+    What a start that was killed before its first save left behind is fine.
+    """
+    if step_folders(run):
+        raise ValueError(
+            f"{run} has checkpoints, but none is whole, so it cannot be continued; nothing was changed. "
+            "Choose another `run`, or move that one away to start it again"
+        )
+    ours = {"metrics.jsonl", "tensorboard", "checkpoints", "snapshots"}
+    foreign = sorted(path.name for path in run.iterdir() if path.name not in ours)
+    if foreign:
+        raise ValueError(f"{run} is not a run: it has {', '.join(foreign[:3])}; choose another `run`")
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
