@@ -117,7 +117,7 @@ def generate(
             prediction,
             noise(0).to(state.device),
             lambda step: noise(step + 1).to(state.device),
-            on_step,
+            lambda _: on_step(),
         )
         evaluations.append(solution.num_evaluations)
         pixels = autoencoder.decode(solution.state)
