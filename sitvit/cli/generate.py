@@ -58,7 +58,8 @@ def sample(arguments: list[str]) -> None:
         None if options.guided_channels == "all" else int(options.guided_channels),
         options.guidance_rescale,
     )
-    from ..generate.generation import generate, resolve_labels
+    from ..generate.draws import resolve_labels
+    from ..generate.generation import generate
     from ..generate.samples import Samples
     from ..report.figures import grid_figure, save_figure
     from ..train.checkpoint import find_checkpoint

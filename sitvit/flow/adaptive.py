@@ -38,7 +38,7 @@ def dopri5_per_image(
     atol: float,
     rtol: float,
     max_steps: int,
-    on_step: Callable[[], object],
+    on_step: Callable[[Tensor], object],
 ) -> Tensor:
     """Carry `x` (B, ...) from `t_start` to `t_end` with the error of a step within atol + rtol |x| (rms).
 
@@ -62,7 +62,7 @@ def dopri5_per_image(
         x, slope = torch.where(keep, new, x), torch.where(keep, new_slope, slope)
         factor = (SAFETY * _power(ratio.clamp(min=1e-10), -0.2)).clamp(SLOWEST, FASTEST)
         h = step * torch.where(accepted, factor, factor.clamp(max=1.0))
-        on_step()
+        on_step(x)
         waiting = t != end
         if not waiting.any():
             return x

@@ -190,7 +190,7 @@ def ddpm_sample(
     network: NoiseNetwork,
     x: Tensor,
     noise: NoiseSource,
-    on_step: Callable[[], object] = lambda: None,
+    on_step: Callable[[Tensor], object] = lambda x: None,
 ) -> Tensor:
     """Carry noise `x` (B, C, ...) to data by ancestral sampling, in len(diffusion) calls of the network.
 
@@ -205,7 +205,7 @@ def ddpm_sample(
         x = prediction.mean
         if index > 0:
             x = x + (prediction.log_variance / 2).exp() * noise(step).to(x)
-        on_step()
+        on_step(x)
     return _finite(x, f"{len(diffusion)} steps of DDPM")
 
 
@@ -215,7 +215,7 @@ def ddim_sample(
     x: Tensor,
     noise: NoiseSource,
     eta: float = 0.0,
-    on_step: Callable[[], object] = lambda: None,
+    on_step: Callable[[Tensor], object] = lambda x: None,
 ) -> Tensor:
     """`ddpm_sample`, by DDIM's steps (arXiv 2010.02502, Eqs. 12 and 16), which do not look at v.
 
@@ -235,12 +235,15 @@ def ddim_sample(
         x = alpha * prediction.x_1_hat + sigma * prediction.noise_hat
         if eta > 0 and index > 0:
             x = x + _at(variance.sqrt(), index, x) * noise(step).to(x)
-        on_step()
+        on_step(x)
     return _finite(x, f"{len(diffusion)} steps of DDIM")
 
 
 def ddim_encode(
-    diffusion: Diffusion, network: NoiseNetwork, x: Tensor, on_step: Callable[[], object] = lambda: None
+    diffusion: Diffusion,
+    network: NoiseNetwork,
+    x: Tensor,
+    on_step: Callable[[Tensor], object] = lambda x: None,
 ) -> Tensor:
     """Carry data `x` (B, C, ...) to the noise that `ddim_sample` with eta 0 takes back to it, to order 1.
 
@@ -252,7 +255,7 @@ def ddim_encode(
         noise_hat, _ = _noise_and_variance(output, x)
         alpha, sigma = _coefficients(diffusion.alpha_bar_before, index, x)
         x = diffusion.diffuse(noise_hat, (x - sigma * noise_hat) / alpha, index)
-        on_step()
+        on_step(x)
     return _finite(x, f"{len(diffusion)} steps of DDIM back")
 
 

@@ -50,7 +50,7 @@ def log_likelihood(
     method: str,
     probes: NoiseSource | None,
     num_probes: int = 1,
-    on_step: Callable[[], object] = lambda: None,
+    on_step: Callable[[Tensor], object] = lambda x: None,
     atol: float = 1e-6,
     rtol: float = 1e-3,
 ) -> Likelihood:

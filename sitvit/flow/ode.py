@@ -91,7 +91,7 @@ def integrate(
     x: Tensor,
     times: Sequence[float],
     method: str,
-    on_step: Callable[[], object] = lambda: None,
+    on_step: Callable[[Tensor], object] = lambda x: None,
     atol: float = 1e-6,
     rtol: float = 1e-3,
 ) -> Solution:
@@ -114,12 +114,12 @@ def integrate(
     if method in METHODS:
         for t, t_next in pairwise(times):
             x = METHODS[method].step(counted, x, t, t_next - t)
-            on_step()
+            on_step(x)
     elif method == PER_IMAGE:
         x = dopri5_per_image(counted, x, times[0], times[-1], atol, rtol, MAX_STEPS, on_step)
     else:
         x = _torchdiffeq(counted, x, times, method, atol, rtol)
-        on_step()
+        on_step(x)
     return counted.solution(x, method)
 
 

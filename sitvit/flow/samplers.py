@@ -4,6 +4,8 @@
     sit-sde   SiT's headline: Euler-Maruyama, 250 network steps, diffusion sigma, a last step Mean of 0.04
     sit-ode   the official code's ODE: dopri5 through torchdiffeq, atol 1e-6, rtol 1e-3
     sit-heun  the paper's ODE of 250 evaluations: Heun, 125 steps
+    dit       DiT's: ancestral sampling over 250 of the 1000 timesteps
+    dit-ddim  DDIM over 250 of them, without noise on the way
 
 The official code counts grid points: N points are N - 1 steps, and an SDE's last step is one of the N.
 `num_steps` counts network steps. So N points of the SDE with a last step are `num_steps = N` (N - 1 along
@@ -11,84 +13,22 @@ the grid and the last one), and N points of anything else are N - 1: `from_grid_
 """
 
 import dataclasses
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from .ddpm_samplers import DDPM_METHODS, Ddim, Ddpm
 from .evaluations import NoiseSource, Solution
 from .intervals import Interval, check_interval, ode_interval, sde_interval
 from .ode import ADAPTIVE, METHODS, PER_IMAGE, check_method, check_tolerances, integrate
 from .parameterization import Velocity
 from .paths import Path
+from .sampler import Sampler, no_progress
 from .sde import SDE_METHODS, Diffusion, check_sde, integrate_sde
 from .times import check_steps, grid
-
-
-def _no_progress() -> None:
-    pass
-
-
-class Sampler(ABC):
-    """What all samplers have."""
-
-    method: str
-    interval: Interval | None  # from where to where; None: as path, prediction and diffusion allow
-    couples_the_batch = False  # whether an image moves, within a tolerance, with its batch mates
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Short: the method and what people vary first."""
-
-    def settings(self) -> dict[str, Any]:
-        """All that the way depends on, as JSON has it."""
-        assert dataclasses.is_dataclass(self)
-        fields = {key: list(v) if isinstance(v, tuple) else v for key, v in dataclasses.asdict(self).items()}
-        return {"name": self.name, **fields}
-
-    @property
-    @abstractmethod
-    def num_evaluations(self) -> int | None:
-        """Network calls, or None where the method chooses them."""
-
-    @property
-    @abstractmethod
-    def num_ticks(self) -> int | None:
-        """How often `on_step` is called, or None where the method chooses."""
-
-    @abstractmethod
-    def times(self, path: Path, prediction: str) -> list[float]:
-        """The grid that the network is called on; of an adaptive method its ends."""
-
-    @abstractmethod
-    def sample(
-        self,
-        velocity: Velocity,
-        path: Path,
-        prediction: str,
-        x_0: Tensor,
-        noise: NoiseSource,
-        on_step: Callable[[], object] = _no_progress,
-    ) -> Solution:
-        """Carry noise `x_0` (B, ...) to data.
-
-        `velocity` is a velocity already; `prediction` is what the network behind it predicts, which decides
-        where sampling may begin and end. `noise(i)` is asked for at step i, by an SDE alone.
-        """
-
-    def encode(
-        self,
-        velocity: Velocity,
-        path: Path,
-        prediction: str,
-        x_1: Tensor,
-        on_step: Callable[[], object] = _no_progress,
-    ) -> Solution:
-        """Carry data `x_1` (B, ...) back to its noise along the ODE; ValueError where there is none."""
-        raise ValueError(f"{self.method} draws noise on its way and cannot be run back; use an ODE method")
 
 
 class OdeSampler(Sampler):
@@ -104,7 +44,7 @@ class OdeSampler(Sampler):
         prediction: str,
         x_0: Tensor,
         noise: NoiseSource,
-        on_step: Callable[[], object] = _no_progress,
+        on_step: Callable[[Tensor], object] = no_progress,
     ) -> Solution:
         """As `Sampler.sample`."""
         times = self.times(path, prediction)
@@ -116,7 +56,7 @@ class OdeSampler(Sampler):
         path: Path,
         prediction: str,
         x_1: Tensor,
-        on_step: Callable[[], object] = _no_progress,
+        on_step: Callable[[Tensor], object] = no_progress,
     ) -> Solution:
         """As `Sampler.encode`."""
         times = self.times(path, prediction)[::-1]
@@ -270,7 +210,7 @@ class Sde(Sampler):
         prediction: str,
         x_0: Tensor,
         noise: NoiseSource,
-        on_step: Callable[[], object] = _no_progress,
+        on_step: Callable[[Tensor], object] = no_progress,
     ) -> Solution:
         """As `Sampler.sample`."""
         diffusion = Diffusion(path, self.diffusion, self.diffusion_norm)
@@ -283,6 +223,8 @@ SAMPLERS: dict[str, Any] = {
     "sit-sde": Sde(),
     "sit-ode": AdaptiveOde(),
     "sit-heun": FixedOde(num_steps=125),
+    "dit": Ddpm(),
+    "dit-ddim": Ddim(),
 }
 """Presets; `find_sampler` varies their parts."""
 
@@ -301,7 +243,12 @@ def find_sampler(name: str, parts: Mapping[str, Any] = {}) -> Sampler:
     base = SAMPLERS[name]
     method = parts.get("method", base.method)
     check_any_method(method)
-    kind = Sde if method in SDE_METHODS else AdaptiveOde if method in ADAPTIVE else FixedOde
+    kinds: dict[str, Any] = {
+        **dict.fromkeys(SDE_METHODS, Sde),
+        **dict.fromkeys(ADAPTIVE, AdaptiveOde),
+        **DDPM_METHODS,
+    }
+    kind = kinds.get(method, FixedOde)
     if parts.get("last_step") == "none" and "last_step_size" not in parts:
         parts = {**parts, "last_step_size": 0.0}  # the only size that goes with it
     fields = [field.name for field in dataclasses.fields(kind)]
@@ -316,12 +263,14 @@ def find_sampler(name: str, parts: Mapping[str, Any] = {}) -> Sampler:
 
 
 def check_any_method(name: str) -> None:
-    """ValueError unless `name` is a method of an ODE or an SDE."""
-    if name not in SDE_METHODS:
+    """ValueError unless `name` is a method of an ODE, an SDE or DiT's diffusion."""
+    if name not in (*SDE_METHODS, *DDPM_METHODS):
         try:
             check_method(name)
         except ValueError as error:
-            raise ValueError(f"{error}; and for SDEs {', '.join(SDE_METHODS)}") from None
+            raise ValueError(
+                f"{error}; for SDEs {', '.join(SDE_METHODS)}; for a DiT {', '.join(DDPM_METHODS)}"
+            ) from None
 
 
 def from_grid_points(sampler: FixedOde | Sde, num_points: int) -> FixedOde | Sde:

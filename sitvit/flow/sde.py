@@ -93,7 +93,7 @@ def integrate_sde(
     method: str,
     last_step: str,
     noise: NoiseSource,
-    on_step: Callable[[], object] = lambda: None,
+    on_step: Callable[[Tensor], object] = lambda x: None,
 ) -> Solution:
     """Carry `x` (B, ...) along rising `times` by the SDE, then to t = 1 by `last_step`; float32 or better.
 
@@ -116,10 +116,10 @@ def integrate_sde(
         h = t_next - t
         kick = (2 * diffusion(batch_of(t, x)) * h).sqrt()
         x = step(counted, diffusion, x, t, h, per_sample(kick, x) * noise(index).to(x))
-        on_step()
+        on_step(x)
     if last_step != "none":
         x = _last_step(counted, diffusion, x, times[-1], last_step)
-        on_step()
+        on_step(x)
     return counted.solution(x, method)
 
 

@@ -18,7 +18,7 @@ from .. import runtime
 from ..data.images import read_image
 from ..data.sources import is_image
 
-FORMAT = 2
+FORMAT = 3
 RECORD = "samples.json"
 
 
@@ -30,17 +30,19 @@ class SampleSettings:
     weights_sha256: str
     autoencoder: dict[str, Any]
     class_names: list[str]
-    image_size: int
+    image_size: int | list[int]  # or height and width, where they differ
     seed: int
+    seed_per_image: bool  # image i is the first of seed + i, not image i of seed
     num_images: int
     labels: str | list[int]  # "balanced", "random", or labels used in turn
-    path: str
+    path: str  # of a flow, or ddpm
     prediction: str
     sampler: dict[str, Any]  # the fields of a flow.samplers class
     cfg_scale: float
     guidance_interval: list[float]
     guided_channels: int | None  # None: all
     guidance_rescale: float
+    autoguidance: dict[str, str] | None  # the weaker network's weights and their hash
     batch_size: int
     precision: str
     uint8_rule: str
@@ -92,10 +94,10 @@ def write_image(path: Path, image: np.ndarray) -> None:
         raise OSError(f"cannot write {path}: {error}") from error
 
 
-def is_whole(path: Path, image_size: int) -> bool:
-    """Whether the file is there and decodes to the size."""
+def is_whole(path: Path, image_size: tuple[int, int]) -> bool:
+    """Whether the file is there and decodes to that height and width."""
     try:
-        return path.is_file() and read_image(path).shape == (image_size, image_size, 3)
+        return path.is_file() and read_image(path).shape == (*image_size, 3)
     except ValueError:
         return False
 

@@ -25,29 +25,26 @@ def grid_figure(samples: Samples, title: str) -> "Figure":
     classes = sorted(set(samples.labels.tolist()))[:MAX_ROWS]
     chosen = [np.flatnonzero(samples.labels == label)[:PER_CLASS] for label in classes]
     num_columns = max(map(len, chosen))
-    side = samples.record["image_size"]
-    cell = side * max(1, MAX_CELL // (2 * side)) if side <= MAX_CELL else side
-    sheet = np.full((len(classes) * side, num_columns * side, 3), 255, dtype=np.uint8)
+    rows, columns = samples.read(int(chosen[0][0])).shape[:2]
+    scale = max(1, MAX_CELL // (2 * columns)) if columns <= MAX_CELL else 1
+    sheet = np.full((len(classes) * rows, num_columns * columns, 3), 255, dtype=np.uint8)
     for row, indices in enumerate(chosen):
         for column, index in enumerate(indices):
-            top, left = row * side, column * side
-            sheet[top : top + side, left : left + side] = samples.read(int(index))
+            top, left = row * rows, column * columns
+            sheet[top : top + rows, left : left + columns] = samples.read(int(index))
     label_width, title_height, dpi = 1.4, 0.45, 100
-    width = label_width + num_columns * cell / dpi
-    height = title_height + len(classes) * cell / dpi
-    figure = Figure(figsize=(width + 0.1, height + 0.1), dpi=dpi)
-    axes = figure.add_axes(
-        (label_width / (width + 0.1), 0.1 / (height + 0.1), num_columns * cell / dpi / (width + 0.1),
-         len(classes) * cell / dpi / (height + 0.1))
-    )  # fmt: skip
+    across, down = num_columns * columns * scale / dpi, len(classes) * rows * scale / dpi  # inches
+    width, height = label_width + across + 0.1, title_height + down + 0.1
+    figure = Figure(figsize=(width, height), dpi=dpi)
+    axes = figure.add_axes((label_width / width, 0.1 / height, across / width, down / height))
     axes.imshow(sheet, interpolation="nearest")
     axes.set_xticks([])
     names = [samples.class_names[label] for label in classes]
-    axes.set_yticks([(row + 0.5) * side - 0.5 for row in range(len(classes))], names, fontsize=10)
+    axes.set_yticks([(row + 0.5) * rows - 0.5 for row in range(len(classes))], names, fontsize=10)
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    figure.suptitle(title, fontsize=10, y=1 - 0.1 / (height + 0.1), va="top")
+    figure.suptitle(title, fontsize=10, y=1 - 0.1 / height, va="top")
     return figure
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -494,7 +493,7 @@ def test_n_steps_are_n_calls_at_the_timesteps_kept_and_n_minus_one_noises(sample
 
 def test_progress_is_told_after_each_step():
     ticks = []
-    tick = partial(ticks.append, 1)
+    tick = ticks.append
     x = torch.ones(1, 4, 1, 1)
     ddpm_sample(respaced(3), toy, x, lambda step: torch.zeros(1), tick)
     ddim_sample(respaced(3), toy, x, silence, on_step=tick)

@@ -11,8 +11,9 @@ import torch
 from sitvit.data.images import read_image
 from sitvit.flow.guidance import Guidance
 from sitvit.flow.samplers import AdaptiveOde, FixedOde, Sde
-from sitvit.generate import generation, samples
-from sitvit.generate.generation import generate, labels_of, noise_of, resolve_labels
+from sitvit.generate import draws, generation, samples
+from sitvit.generate.draws import keys_of, resolve_labels
+from sitvit.generate.generation import generate
 from sitvit.generate.samples import Samples
 from sitvit.train.checkpoint import find_checkpoint
 
@@ -48,14 +49,21 @@ def pixels(folder) -> np.ndarray:
     return np.stack([made.read(i) for i in range(len(made))]).astype(int)
 
 
-def test_noise_of_an_image_is_the_same_bits_in_every_batch(checkpoint):
-    network = checkpoint.load_network("model")
-    whole = noise_of(0, range(8), network)
+def noise_of(indices, seed=0, draw=0):
+    return draws.noise_of(keys_of(seed, indices), (4, 8, 8), draw)
+
+
+def labels_of(rule, indices, num_classes, seed):
+    return draws.labels_of(rule, indices, keys_of(seed, indices), num_classes)
+
+
+def test_noise_of_an_image_is_the_same_bits_in_every_batch():
+    whole = noise_of(range(8))
     for size in (1, 3, 8):
-        parts = [noise_of(0, range(i, min(i + size, 8)), network) for i in range(0, 8, size)]
+        parts = [noise_of(range(i, min(i + size, 8))) for i in range(0, 8, size)]
         assert torch.equal(torch.cat(parts), whole)
     assert len(whole.flatten(1).unique(dim=0)) == 8
-    assert not torch.equal(noise_of(1, range(8), network), whole)
+    assert not torch.equal(noise_of(range(8), seed=1), whole)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +90,9 @@ def test_any_number_of_processes_makes_the_same_bytes(run, monkeypatch, num_proc
     whole = pictures(run("whole"))
     original = generation._write_missing
 
-    def in_turn(out, settings, num_ticks, index, count, batch):
+    def in_turn(out, job, index, count):
         for process in reversed(range(num_processes)):
-            original(out, settings, num_ticks, process, num_processes, batch)
+            original(out, job, process, num_processes)
 
     monkeypatch.setattr(generation, "_write_missing", in_turn)
     assert pictures(run("split")) == whole
@@ -182,12 +190,10 @@ def test_the_record_names_everything_that_an_image_follows_from(run, checkpoint)
         assert key in record
 
 
-def test_the_steps_of_an_sde_have_noise_of_their_own(checkpoint):
-    network = checkpoint.load_network("model")
-    draws = torch.stack([noise_of(0, range(4), network, draw) for draw in range(3)])
-    assert len(draws.flatten(2).flatten(0, 1).unique(dim=0)) == 12
-    alone = noise_of(0, range(2, 3), network, 2)
-    assert torch.equal(alone, draws[2][2:3])
+def test_the_steps_of_an_sde_have_noise_of_their_own():
+    found = torch.stack([noise_of(range(4), draw=draw) for draw in range(3)])
+    assert len(found.flatten(2).flatten(0, 1).unique(dim=0)) == 12
+    assert torch.equal(noise_of(range(2, 3), draw=2), found[2][2:3])
 
 
 def test_an_adaptive_method_reports_the_evaluations_that_it_took(run, capsys):
