@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import os
+import platform
 import shlex
 import shutil
 import signal
@@ -12,6 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from . import __version__
 
 if TYPE_CHECKING:
     from accelerate import Accelerator, PartialState
@@ -28,9 +32,9 @@ def write_aside(target: Path) -> Iterator[Path]:
     Raises:
         OSError: the disk is full or cannot be written, naming `target`.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         for path in [*temporary.rglob("*"), temporary]:
             if path.is_file():
@@ -48,7 +52,8 @@ def write_aside(target: Path) -> Iterator[Path]:
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)
         else:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what stopped the block is told, not this
+                temporary.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -205,6 +210,13 @@ def peak_memory_mib() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak // (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def versions() -> dict[str, str]:
+    """What made a file: versions of Python, sitvit and the packages that its bits depend on."""
+    packages = ("torch", "accelerate", "diffusers", "safetensors", "numpy")
+    found = {name: importlib.metadata.version(name) for name in packages}
+    return {"python": platform.python_version(), "sitvit": __version__, **found}
 
 
 def command_line() -> str:
