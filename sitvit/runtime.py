@@ -174,12 +174,17 @@ def accelerator(precision: str = "fp32", tf32: bool = False) -> Accelerator:
 
 def check_process_count(num_processes: int) -> None:
     """ValueError where the launcher started more processes than accelerate joined together."""
-    launched = int(os.environ.get("WORLD_SIZE", 1))
+    launched = launched_processes()
     if launched != num_processes:
         raise ValueError(
             f"{launched} processes were launched, but accelerate joined {num_processes}: each would do "
             "the whole work alone"
         )
+
+
+def launched_processes() -> int:
+    """How many processes the launcher says that the job has; known before anything heavy is imported."""
+    return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def _on_cpu() -> bool:

@@ -120,7 +120,8 @@ class TrainConfig:
     max_nonfinite: int = 10  # so often in a run, then stop
     log_every: int = 100
     save_every: int = 10_000
-    keep_checkpoints: int = 2
+    keep_checkpoints: int = 2  # the newest
+    keep_every: int | None = None  # and those at a multiple of so many steps
 
     def problems(self) -> list[str]:
         """A sentence for each value that has the right type and makes no sense."""
@@ -139,6 +140,12 @@ class TrainConfig:
         decays, powers = self.ema_decays, self.ema_widths
         return [
             *rules,
+            (
+                "train.keep_every",
+                self.keep_every,
+                self.keep_every is None or self.keep_every > 0,
+                "above 0, or null",
+            ),
             ("train.seed", self.seed, self.seed < 2**63, "below 2^63"),
             ("train.lr", self.lr, 0 < self.lr < math.inf, "above 0"),
             ("train.clip_grad_norm", clip, clip is None or clip > 0, "above 0, or null"),
@@ -251,3 +258,14 @@ class Config:
                 "a DiT is trained by ddpm, a SiT by the other paths"
             )
         return problems
+
+    def share_problems(self, num_processes: int) -> list[str]:
+        """A sentence where `num_processes` cannot share the global batch evenly."""
+        size = self.train.batch_size
+        if size < 1 or size % num_processes == 0:
+            return []
+        lower = size // num_processes * num_processes
+        return [
+            f"train.batch_size {size} cannot be split over {num_processes} processes; the nearest that can "
+            f"are {max(lower, num_processes)} and {lower + num_processes}"
+        ]

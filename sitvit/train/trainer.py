@@ -242,7 +242,7 @@ class Trainer:
                 dump_config(self.config),
                 self._details(),
             )
-            prune_checkpoints(self.run, self.settings.keep_checkpoints)
+            prune_checkpoints(self.run, self.settings.keep_checkpoints, self.settings.keep_every)
         self.handle.wait_for_everyone()
 
     def save_snapshot(self) -> None:
