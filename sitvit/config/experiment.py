@@ -261,11 +261,13 @@ class Config:
 
     def share_problems(self, num_processes: int) -> list[str]:
         """A sentence where `num_processes` cannot share the global batch evenly."""
-        size = self.train.batch_size
-        if size < 1 or size % num_processes == 0:
+        size, micro = self.train.batch_size, self.train.micro_batch_size
+        unit = num_processes * max(micro or 1, 1)
+        if size < 1 or size % unit == 0:
             return []
-        lower = size // num_processes * num_processes
+        lower = size // unit * unit
+        parts = "" if micro is None else f" in parts of train.micro_batch_size {micro}"
         return [
-            f"train.batch_size {size} cannot be split over {num_processes} processes; the nearest that can "
-            f"are {max(lower, num_processes)} and {lower + num_processes}"
+            f"train.batch_size {size} cannot be split over {num_processes} processes{parts}; the nearest "
+            f"that can are {max(lower, unit)} and {lower + unit}"
         ]

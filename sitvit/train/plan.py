@@ -23,6 +23,9 @@ PEAK_FLOPS = 989e12
 UTILISATION = 0.25
 """Share of the peak that the estimate assumes: about what the fastest published SiT training reaches."""
 
+PRECISIONS = {"fp32": "float32", "bf16": "bf16"}
+"""Names of `models.memory` by those of the experiment file."""
+
 IMAGENET_IMAGES = 1_281_167
 ASSUMED = "not there yet; assumed: ImageNet at 256 x 256 in the latents of an SD autoencoder"
 
@@ -70,13 +73,18 @@ class Plan:
     @property
     def memory(self) -> Memory:
         """Bytes on each device."""
-        local = self.config.train.batch_size // self.num_processes
-        return memory(self.shape, local, "float32")
+        return memory(self.shape, self.at_once, PRECISIONS[self.config.train.precision])
+
+    @property
+    def at_once(self) -> int:
+        """Images that a device takes at once."""
+        return self.config.train.micro_batch_size or self.config.train.batch_size // self.num_processes
 
     @property
     def checkpoint_bytes(self) -> int:
         """Of one checkpoint: weights and each average in float32, two moments of what is trained."""
-        sizes, num_averages = self.geometry, len(self.config.train.ema_decays)
+        sizes, train = self.geometry, self.config.train
+        num_averages = len(train.ema_decays) + len(train.ema_widths)
         return 4 * sizes.parameters.total * (1 + num_averages) + 8 * sizes.trainable_parameters
 
     @property

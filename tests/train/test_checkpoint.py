@@ -53,7 +53,7 @@ def kill_saves(run: Path, rounds: int) -> None:
     assert kept == [f"step_{newest + 2:07d}", f"step_{newest + 3:07d}"]  # and nothing half beside them
 
 
-@pytest.mark.parametrize("rounds", [8, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [4, pytest.param(100, marks=pytest.mark.slow)])
 def test_a_kill_at_any_moment_of_saving_costs_no_finished_checkpoint(tmp_path, rounds):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # a fork of a process with threads may hang
     command = [sys.executable, "-c", KILLING, str(tmp_path), str(rounds)]

@@ -32,7 +32,7 @@ def number(pattern, text):
 
 def test_there_is_an_experiment_for_each_backbone_and_size():
     names = {f"{backbone}_{size}" for backbone in ("sit", "sit_vit5") for size in ("s", "b", "l", "xl")}
-    assert names | {"sit_vit5_xl_fast"} <= {path.stem for path in IMAGENET}
+    assert names | {"dit_xl", "sit_vit5_xl_fast"} <= {path.stem for path in IMAGENET}
 
 
 @pytest.mark.parametrize("path", IMAGENET, ids=lambda path: path.stem)
