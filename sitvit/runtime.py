@@ -182,6 +182,28 @@ def check_process_count(num_processes: int) -> None:
         )
 
 
+def check_launcher() -> None:
+    """ValueError where several copies of this command were started that would not train together.
+
+    Known before anything heavy is imported: `srun` and `mpirun` start a copy a task without joining them, and
+    `accelerate launch --cpu --num_processes 2` starts one.
+    """
+    launched, environment = launched_processes(), os.environ
+    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        if int(environment.get(name, 1)) > launched:
+            raise ValueError(
+                f"{environment[name]} copies of this command were started ({name}), but WORLD_SIZE is "
+                f"{launched}: each would train alone. Start it with accelerate launch or torchrun, one task "
+                "a machine (configs/slurm/train.sbatch)"
+            )
+    wanted_more = "MASTER_PORT" in environment and "ACCELERATE_MIXED_PRECISION" in environment
+    if wanted_more and "WORLD_SIZE" not in environment:
+        raise ValueError(
+            "accelerate launch was asked for several processes and started one; on a machine without a GPU "
+            "use torchrun --nproc_per_node 2 scripts/train_sit.py ..."
+        )
+
+
 def launched_processes() -> int:
     """How many processes the launcher says that the job has; known before anything heavy is imported."""
     return int(os.environ.get("WORLD_SIZE", 1))

@@ -36,6 +36,7 @@ def train_sit(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     from ..config import Config, dump_config, load_config
 
+    runtime.check_launcher()
     num_processes = runtime.launched_processes()
     config = load_config(options.config, options.overrides, Config, num_processes)
     if options.print_config or options.dry_run:
