@@ -166,6 +166,11 @@ def accelerator(precision: str = "fp32", tf32: bool = False) -> Accelerator:
     AcceleratorState._reset_state()  # of an earlier run in this process, perhaps of another precision
     handle = Accelerator(cpu=_on_cpu(), mixed_precision=wanted)
     check_process_count(handle.num_processes)
+    if "FSDP" in str(handle.distributed_type):
+        raise ValueError(
+            "sharded weights (FSDP) are not supported: averages and checkpoints need whole tensors; start it "
+            "with configs/accelerate/eight_gpus.yaml or multi_node.yaml"
+        )
     if handle.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32

@@ -87,7 +87,8 @@ class TrainConfig:
     """How it is trained; steps are optimizer steps. The defaults are SiT's recipe (arXiv 2401.08740)."""
 
     seed: int = 0
-    init_from: str | None = None  # a ViT-5 classifier (folder or file) whose blocks a new run starts from
+    init_from: str | None = None  # a run, a network or a ViT-5 classifier that a new run starts from
+    freeze: list[str] = field(default_factory=list)  # parameters that are not trained, as ["blocks.0.*"]
     num_steps: int = MISSING
     batch_size: int = 256  # over all processes
     path: str = "linear"  # or gvp, vp; ddpm: DiT's discrete diffusion, for a DiT
