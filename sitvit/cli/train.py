@@ -47,9 +47,11 @@ def train_sit(arguments: list[str]) -> None:
             runtime.say(f"\n{plan(config, num_processes).text()}")
         return
     from ..train.loop import train
+    from ..train.speed import Speed
 
     train(
         config,
+        hooks=[Speed()],
         max_seconds=options.max_time,
         accept_changes=options.accept_changes,
         resume=options.resume,

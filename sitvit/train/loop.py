@@ -9,6 +9,7 @@ from .. import runtime
 from ..config import Config
 from .continuation import check_continuation, check_own_leftovers, checkpoint_to_continue
 from .preparation import build_network, open_latents
+from .speed import progress_text
 from .trainer import Hook, Trainer
 
 
@@ -46,7 +47,7 @@ def train(
             for hook in hooks:
                 hook(trainer, row)
             if row is not None:
-                bar.set_postfix_str(f"loss {row['loss']:.4f}", refresh=False)
+                bar.set_postfix_str(progress_text(row), refresh=False)
                 trainer.log(row)
             finished = trainer.step == last
             snapshot_due = trainer.step % config.train.snapshot_every == 0 or finished
