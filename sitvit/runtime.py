@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import os
+import platform
 import shlex
 import shutil
 import signal
@@ -12,6 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from . import __version__
 
 if TYPE_CHECKING:
     from accelerate import Accelerator, PartialState
@@ -28,9 +32,9 @@ def write_aside(target: Path) -> Iterator[Path]:
     Raises:
         OSError: the disk is full or cannot be written, naming `target`.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         for path in [*temporary.rglob("*"), temporary]:
             if path.is_file():
@@ -48,7 +52,8 @@ def write_aside(target: Path) -> Iterator[Path]:
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)
         else:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what stopped the block is told, not this
+                temporary.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -161,6 +166,11 @@ def accelerator(precision: str = "fp32", tf32: bool = False) -> Accelerator:
     AcceleratorState._reset_state()  # of an earlier run in this process, perhaps of another precision
     handle = Accelerator(cpu=_on_cpu(), mixed_precision=wanted)
     check_process_count(handle.num_processes)
+    if "FSDP" in str(handle.distributed_type):
+        raise ValueError(
+            "sharded weights (FSDP) are not supported: averages and checkpoints need whole tensors; start it "
+            "with configs/accelerate/eight_gpus.yaml or multi_node.yaml"
+        )
     if handle.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
@@ -169,12 +179,39 @@ def accelerator(precision: str = "fp32", tf32: bool = False) -> Accelerator:
 
 def check_process_count(num_processes: int) -> None:
     """ValueError where the launcher started more processes than accelerate joined together."""
-    launched = int(os.environ.get("WORLD_SIZE", 1))
+    launched = launched_processes()
     if launched != num_processes:
         raise ValueError(
             f"{launched} processes were launched, but accelerate joined {num_processes}: each would do "
             "the whole work alone"
         )
+
+
+def check_launcher() -> None:
+    """ValueError where several copies of this command were started that would not train together.
+
+    Known before anything heavy is imported: `srun` and `mpirun` start a copy a task without joining them, and
+    `accelerate launch --cpu --num_processes 2` starts one.
+    """
+    launched, environment = launched_processes(), os.environ
+    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        if int(environment.get(name, 1)) > launched:
+            raise ValueError(
+                f"{environment[name]} copies of this command were started ({name}), but WORLD_SIZE is "
+                f"{launched}: each would train alone. Start it with accelerate launch or torchrun, one task "
+                "a machine (configs/slurm/train.sbatch)"
+            )
+    wanted_more = "MASTER_PORT" in environment and "ACCELERATE_MIXED_PRECISION" in environment
+    if wanted_more and "WORLD_SIZE" not in environment:
+        raise ValueError(
+            "accelerate launch was asked for several processes and started one; on a machine without a GPU "
+            "use torchrun --nproc_per_node 2 scripts/train_sit.py ..."
+        )
+
+
+def launched_processes() -> int:
+    """How many processes the launcher says that the job has; known before anything heavy is imported."""
+    return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def _on_cpu() -> bool:
@@ -205,6 +242,13 @@ def peak_memory_mib() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak // (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def versions() -> dict[str, str]:
+    """What made a file: versions of Python, sitvit and the packages that its bits depend on."""
+    packages = ("torch", "accelerate", "diffusers", "safetensors", "numpy")
+    found = {name: importlib.metadata.version(name) for name in packages}
+    return {"python": platform.python_version(), "sitvit": __version__, **found}
 
 
 def command_line() -> str:

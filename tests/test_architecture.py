@@ -137,6 +137,7 @@ try:
     raise AssertionError
 except ValueError:
     pass
+cli.train_sit(["--config", "configs/sit_vit5_xl.yaml", "--dry-run"])
 heavy = {"torch", "diffusers", "accelerate", "matplotlib", "numpy", "PIL"} & set(sys.modules)
 assert not heavy, heavy
 """

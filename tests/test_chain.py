@@ -1,11 +1,13 @@
 """The scripts as a person calls them: the whole chain, two processes, and what a mistake looks like."""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from safetensors.torch import load_file
 
 from sitvit.data.demo import embedded_fashion
 from sitvit.train.checkpoint import find_checkpoint
+from sitvit.train.metrics import read_metrics
 
 from .conftest import ROOT, TINY, run_script
 
@@ -83,9 +86,15 @@ def test_two_gloo_processes_train_what_one_trains_and_sample_the_same_bytes(tiny
         for run in ("one", "two")
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    # Saved by two, continued by one.
-    succeeds("train_sit", "--config", tiny_file, "run=two", "train.num_steps=8", cwd=tmp_path)
-    assert find_checkpoint(str(tmp_path / "two")).step == 8
+    # Saved by two, continued by one, and by two again: as one process alone, up to rounding.
+    for run, launchers in (("one", [(), ()]), ("two", [(), TORCHRUN])):
+        for steps, launcher in zip((8, 10), launchers, strict=True):
+            more = ("--config", tiny_file, f"run={run}", f"train.num_steps={steps}")
+            done = succeeds("train_sit", *more, cwd=tmp_path, launcher=launcher)
+            assert ("losses equal up to float rounding" in done.stdout) == (run == "two")
+    assert [find_checkpoint(str(tmp_path / run)).step for run in ("one", "two")] == [10, 10]
+    losses = [[row["loss"] for row in read_metrics(tmp_path / run)] for run in ("one", "two")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
     settings = ["--checkpoint", "one", "--num-images", 10, "--batch-size", 4, "--num-steps", 2]
     succeeds("sample", *settings, "--out", "by_one", cwd=tmp_path)
@@ -104,6 +113,23 @@ def test_a_batch_that_two_processes_cannot_share_is_refused_with_the_numbers(tin
     )
     assert done.returncode != 0
     assert "batch_size 7 cannot be split over 2 processes" in done.stderr
+
+
+def test_a_process_that_dies_ends_all_of_them_within_a_minute_in_one_sentence(tiny_file, tmp_path):
+    command = [sys.executable, *TORCHRUN, str(ROOT / "scripts" / "train_sit.py"), "--config", str(tiny_file)]
+    overrides = ["train.num_steps=100000", "train.save_every=20"]
+    launcher = subprocess.Popen([*command, *overrides], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("run/checkpoints/step_*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    died = time.monotonic()
+    _, errors = launcher.communicate(timeout=90)
+    assert time.monotonic() - died < 60
+    assert launcher.returncode != 0
+    assert "error: another process of this job has ended" in errors or "Signal 9 (SIGKILL)" in errors
+    assert find_checkpoint(str(tmp_path / "run")).step >= 20
 
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])

@@ -25,7 +25,7 @@ def bench_model(size: str, batch_size: int, dtype: str, rounds: int, compile_blo
     """Lines of a table: time of forward and of forward + backward, and bytes kept for backward."""
     inputs = _inputs(batch_size)
     arms: dict[str, Any] = {
-        "diffusers DiT": _diffusers_dit(size),
+        "diffusers DiT": diffusers_dit(size),
         "DiT": build_model(f"DiT-{size}/2"),
         "SiT-ViT5": build_model(f"SiT-ViT5-{size}/2", learn_sigma=True),
     }
@@ -94,7 +94,7 @@ def _call(
     return call
 
 
-def _diffusers_dit(size: str) -> nn.Module:
+def diffusers_dit(size: str) -> nn.Module:
     from ..models.diffusers_dit import new_diffusers_dit
 
     return new_diffusers_dit(**SIZES[size], input_size=LATENT, patch_size=2, num_classes=CLASSES)

@@ -1,5 +1,7 @@
 """The verb that measures speed: `bench.py WHAT`, each with options of its own."""
 
+from pathlib import Path
+
 from .frame import check_positive, make_parser
 
 
@@ -57,4 +59,30 @@ def _sample(arguments: list[str]) -> None:
         print(line)
 
 
-BENCHES = {"model": _model, "data": _data, "sample": _sample}
+def _train(arguments: list[str]) -> None:
+    parser = make_parser("Whole training steps, and AdamW + EMA alone, against a loop like the official one.")
+    parser.add_argument("--size", default="S", choices=["S", "B", "L", "XL"], help="S")
+    parser.add_argument("--batch-size", type=int, default=2, help="2")
+    parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"], help="fp32, or bf16 autocast")
+    parser.add_argument("--rounds", type=int, default=11, help="11")
+    parser.add_argument("--compile", default="none", choices=["none", "block", "whole"], help="ours; none")
+    parser.add_argument(
+        "--reference-dir", type=Path, help="a checkout of SiT, whose models.py is run as the yardstick"
+    )
+    options = parser.parse_args(arguments)
+    check_positive(options.batch_size, "--batch-size")
+    check_positive(options.rounds, "--rounds")
+    from ..bench.train import bench_train
+
+    for line in bench_train(
+        options.size,
+        options.batch_size,
+        options.dtype,
+        options.rounds,
+        options.compile,
+        options.reference_dir,
+    ):
+        print(line)
+
+
+BENCHES = {"train": _train, "model": _model, "data": _data, "sample": _sample}

@@ -40,6 +40,12 @@ def explain(error: Exception) -> str | None:
         return str(error) or type(error).__name__
     if type(error).__name__ == "SafetensorError":  # what the disk said, by way of safetensors
         return f"a safetensors file could not be written or read: {error}"
+    lost = ("Connection closed by peer", "Connection reset by peer", "NCCL communicator was aborted")
+    if type(error).__name__ == "DistBackendError" or any(words in str(error) for words in lost):
+        return (
+            "another process of this job has ended, so this one ends; the same command continues from the "
+            "last checkpoint. What that process said is above, or it was killed (memory?)"
+        )
     if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
         return "the memory is not enough; try a smaller batch size"
     return None

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from .. import runtime
 from .frame import add_config, duration, make_parser
 
 
@@ -23,13 +24,38 @@ def train_sit(arguments: list[str]) -> None:
         action="store_true",
         help="continue a run although settings that shape its result differ; each is said",
     )
+    parser.add_argument("--dry-run", action="store_true", help="say what it would take, and make nothing")
+    parser.add_argument("--print-config", action="store_true", help="print every value, and make nothing")
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|none|PATH",
+        help="auto (default): from the run's newest whole checkpoint, if it has one; none: only a new run; "
+        "PATH: from that checkpoint",
+    )
     options = parser.parse_args(arguments)
-    from ..config import Config, load_config
+    from ..config import Config, dump_config, load_config
 
-    config = load_config(options.config, options.overrides, Config)
+    runtime.check_launcher()
+    num_processes = runtime.launched_processes()
+    config = load_config(options.config, options.overrides, Config, num_processes)
+    if options.print_config or options.dry_run:
+        from ..train.plan import plan
+
+        runtime.say(dump_config(config).rstrip())
+        if options.dry_run:
+            runtime.say(f"\n{plan(config, num_processes).text()}")
+        return
     from ..train.loop import train
+    from ..train.speed import Speed
 
-    train(config, max_seconds=options.max_time, accept_changes=options.accept_changes)
+    train(
+        config,
+        hooks=[Speed()],
+        max_seconds=options.max_time,
+        accept_changes=options.accept_changes,
+        resume=options.resume,
+    )
 
 
 def reconstruct_average(arguments: list[str]) -> None:

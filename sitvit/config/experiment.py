@@ -87,7 +87,8 @@ class TrainConfig:
     """How it is trained; steps are optimizer steps. The defaults are SiT's recipe (arXiv 2401.08740)."""
 
     seed: int = 0
-    init_from: str | None = None  # a ViT-5 classifier (folder or file) whose blocks a new run starts from
+    init_from: str | None = None  # a run, a network or a ViT-5 classifier that a new run starts from
+    freeze: list[str] = field(default_factory=list)  # parameters that are not trained, as ["blocks.0.*"]
     num_steps: int = MISSING
     batch_size: int = 256  # over all processes
     path: str = "linear"  # or gvp, vp; ddpm: DiT's discrete diffusion, for a DiT
@@ -120,7 +121,8 @@ class TrainConfig:
     max_nonfinite: int = 10  # so often in a run, then stop
     log_every: int = 100
     save_every: int = 10_000
-    keep_checkpoints: int = 2
+    keep_checkpoints: int = 2  # the newest
+    keep_every: int | None = None  # and those at a multiple of so many steps
 
     def problems(self) -> list[str]:
         """A sentence for each value that has the right type and makes no sense."""
@@ -139,6 +141,12 @@ class TrainConfig:
         decays, powers = self.ema_decays, self.ema_widths
         return [
             *rules,
+            (
+                "train.keep_every",
+                self.keep_every,
+                self.keep_every is None or self.keep_every > 0,
+                "above 0, or null",
+            ),
             ("train.seed", self.seed, self.seed < 2**63, "below 2^63"),
             ("train.lr", self.lr, 0 < self.lr < math.inf, "above 0"),
             ("train.clip_grad_norm", clip, clip is None or clip > 0, "above 0, or null"),
@@ -251,3 +259,16 @@ class Config:
                 "a DiT is trained by ddpm, a SiT by the other paths"
             )
         return problems
+
+    def share_problems(self, num_processes: int) -> list[str]:
+        """A sentence where `num_processes` cannot share the global batch evenly."""
+        size, micro = self.train.batch_size, self.train.micro_batch_size
+        unit = num_processes * max(micro or 1, 1)
+        if size < 1 or size % unit == 0:
+            return []
+        lower = size // unit * unit
+        parts = "" if micro is None else f" in parts of train.micro_batch_size {micro}"
+        return [
+            f"train.batch_size {size} cannot be split over {num_processes} processes{parts}; the nearest "
+            f"that can are {max(lower, unit)} and {lower + unit}"
+        ]

@@ -17,14 +17,26 @@ from yaml import YAMLError
 from .experiment import Config
 from .small_networks import AutoencoderConfig, ClassifierConfig
 
+STAND_INS = {
+    "run": "run",
+    "out": "out",
+    "images": "images",
+    "held_out": "held_out",
+    "model.name": "SiT-S/2",
+    "num_steps": 1 << 40,
+    "train.num_steps": 1 << 40,
+}
+"""Legal values for what is missing, with which the rest is checked all the same."""
+
 Schema = TypeVar("Schema", Config, AutoencoderConfig, ClassifierConfig)
 
 
-def load_config(path: Path, overrides: list[str], schema: type[Schema]) -> Schema:
+def load_config(path: Path, overrides: list[str], schema: type[Schema], num_processes: int = 1) -> Schema:
     """Read the file `path`, apply `overrides` ("train.lr=1e-3") and check every value.
 
     Raises:
-        ValueError: one message that lists all unknown keys, wrong types, missing and illegal values.
+        ValueError: one message that lists all unknown keys, wrong types, missing and illegal values, and a
+            batch that `num_processes` cannot share.
     """
     values = OmegaConf.structured(schema)
     types: dict[str, str] = _known_types(schema)
@@ -34,18 +46,28 @@ def load_config(path: Path, overrides: list[str], schema: type[Schema]) -> Schem
         problem = _set(values, types, key, value)
         if problem:
             problems.append(f"{source}: {problem}")
-    missing = [key for key in types if _unset(values, key)]
-    # The preset supplies what the file leaves out of the model.
-    missing = [key for key in missing if key == "model.name" or not key.startswith("model.")]
-    if schema is Config and values.data.latents is None and values.data.images is None:
-        missing.append("data.latents")  # or data.images, whose other keys are asked for then
+    missing = _missing(values, types, {key for _, key, _ in entries})
     problems += [f"{key} is missing; set it in the file or as {key}=..." for key in missing]
-    if not problems:
-        config = _build(schema, OmegaConf.to_container(values))
-        problems = config.problems()
+    for key in types:  # so that what is missing does not hide what is illegal
+        if key in STAND_INS and _unset(values, key):
+            OmegaConf.update(values, key, STAND_INS[key])
+    config = _build(schema, OmegaConf.to_container(values))
+    problems += config.problems()
+    if isinstance(config, Config):
+        problems += config.share_problems(num_processes)
     if problems:
         raise ValueError(f"{path}: " + "\n  ".join(["the configuration is not usable:", *problems]))
     return config
+
+
+def _missing(values: Any, types: dict[str, str], given: set[str]) -> list[str]:
+    """Keys that the file has to set and does not; the preset supplies what it leaves out of the model."""
+    missing = [key for key in types if _unset(values, key) and key not in given]
+    missing = [key for key in missing if key == "model.name" or not key.startswith("model.")]
+    latents, images = (f"data.{key}" in types and values.data[key] is None for key in ("latents", "images"))
+    if latents and images:
+        missing.append("data.latents")  # or data.images, whose other keys are asked for then
+    return missing
 
 
 def dump_config(config: Config) -> str:

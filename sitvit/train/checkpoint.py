@@ -6,16 +6,18 @@ RUN/checkpoints/step_0000100/
     config.yaml              the resolved experiment file
     checkpoint.json          step, label names, autoencoder, latents, versions, and the size and
                              SHA-256 of every other file; written last
+
+A save that fails or is killed leaves a hidden `.step_*.partial` folder at most, which the next save removes;
+a deletion first takes the folder's name away. So whatever is called step_N was once whole, and what was
+damaged since (a power cut, a disk) is told by its sizes and hashes, passed over, and kept.
 """
 
-import platform
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -30,6 +32,10 @@ FORMAT = 1
 RECORD = "checkpoint.json"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 _STEP_FOLDER = re.compile(r"step_(\d+)")
+
+
+class Damaged(ValueError):
+    """A checkpoint folder that is not, or no longer, whole."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ class Checkpoint:
         """Read a safetensors file after checking its hash; ValueError where it is damaged."""
         path = self.folder / file
         if sha256_of_file(path) != self.record["files"][file]["sha256"]:
-            raise ValueError(f"{path} is damaged: its content is not what was saved")
+            raise Damaged(f"{path} is damaged: its content is not what was saved")
         return load_file(path)
 
     def load_network(self, name: str) -> SiT | DiT:
@@ -101,7 +107,11 @@ def save_checkpoint(
     """Write the checkpoint of `step`; `networks` maps names to states, `details` enters the record.
 
     `model` is asked for its configuration alone; without `optimizer` none is in it.
+
+    Raises:
+        OSError: the disk is full or cannot be written; what was there before is as it was.
     """
+    _delete(_leftovers(checkpoints))  # of a killed save: they may hold the space that this one needs
     folder = checkpoints / f"step_{step:07d}"
     if folder.exists():  # only a damaged one can be in the way: resuming would have used it
         folder.rename(_unused_name(folder.with_name(folder.name + ".damaged")))
@@ -118,7 +128,7 @@ def save_checkpoint(
             "format": FORMAT,
             "step": step,
             **details,
-            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "versions": runtime.versions(),
             "files": {
                 path.relative_to(temporary).as_posix(): {
                     "bytes": path.stat().st_size,
@@ -144,31 +154,34 @@ def open_checkpoint(folder: Path, verify: bool = False) -> Checkpoint:
     if not folder.is_dir():
         raise ValueError(f"there is no checkpoint folder {folder}")
     if not (folder / RECORD).is_file():
-        raise ValueError(f"{folder} is not a complete checkpoint: it has no {RECORD}")
-    record = runtime.read_record(folder / RECORD, ["format"])
-    if record["format"] != FORMAT:
-        raise ValueError(
-            f"{folder} has checkpoint format {record.get('format')}, this version reads {FORMAT}"
-        )
-    record = runtime.read_record(folder / RECORD, ["step", "class_names", "autoencoder", "files"])
+        raise Damaged(f"{folder} is not a complete checkpoint: it has no {RECORD}")
+    record = _read_record(folder)
     for name, entry in record["files"].items():
         path = folder / name
         found = path.stat().st_size if path.is_file() else 0
         if found != entry["bytes"]:
-            raise ValueError(f"{path} is damaged: {found} bytes, expected {entry['bytes']}")
+            raise Damaged(f"{path} is damaged: {found} bytes, expected {entry['bytes']}")
         if verify and sha256_of_file(path) != entry["sha256"]:
-            raise ValueError(f"{path} is damaged: its content is not what was saved")
+            raise Damaged(f"{path} is damaged: its content is not what was saved")
     return Checkpoint(folder, record)
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    """The record; a whole one of another format is not damage, and not to be passed over in silence."""
+    try:
+        record = runtime.read_record(folder / RECORD, ["format"])
+        if record["format"] == FORMAT:
+            return runtime.read_record(folder / RECORD, ["step", "class_names", "autoencoder", "files"])
+    except ValueError as error:
+        raise Damaged(str(error)) from None
+    raise ValueError(f"{folder} has checkpoint format {record['format']}, this version reads {FORMAT}")
 
 
 def step_folders(run: Path) -> list[Path]:
     """The checkpoint folders of a run, newest step first, complete or not."""
-    found = {
-        path: int(match[1])
-        for path in (run / "checkpoints").glob("step_*")
-        if (match := _STEP_FOLDER.fullmatch(path.name)) and path.is_dir()
-    }
-    return sorted(found, key=lambda path: found[path], reverse=True)
+    found = (run / "checkpoints").glob("step_*")
+    folders = [path for path in found if _STEP_FOLDER.fullmatch(path.name) and path.is_dir()]
+    return sorted(folders, key=_step_of, reverse=True)
 
 
 def latest_checkpoint(run: Path, verify: bool = False) -> Checkpoint | None:
@@ -176,7 +189,7 @@ def latest_checkpoint(run: Path, verify: bool = False) -> Checkpoint | None:
     for folder in step_folders(run):
         try:
             return open_checkpoint(folder, verify)
-        except ValueError as error:
+        except Damaged as error:
             runtime.say(f"passed over a checkpoint: {error}")
     return None
 
@@ -236,15 +249,33 @@ def load_checkpoint(
     return model
 
 
-def prune_checkpoints(run: Path, keep: int) -> None:
-    """Delete all but the newest `keep` whole checkpoints, and what a killed save left behind.
+def prune_checkpoints(run: Path, keep: int, keep_every: int | None = None) -> None:
+    """Delete the whole checkpoints but the newest `keep` and those at a multiple of `keep_every` steps.
 
     A damaged one is left for its owner to look at, and does not count.
     """
     whole = [folder for folder in step_folders(run) if _is_whole(folder)]
-    leftovers = list((run / "checkpoints").glob(".step_*.partial"))
-    for folder in [*whole[keep:], *leftovers]:
-        shutil.rmtree(folder)
+    old = [folder for folder in whole[keep:] if not keep_every or _step_of(folder) % keep_every]
+    _delete([*old, *_leftovers(run / "checkpoints")])
+
+
+def _leftovers(checkpoints: Path) -> list[Path]:
+    """What killed saves and deletions left behind."""
+    return list(checkpoints.glob(".step_*.partial"))
+
+
+def _delete(folders: list[Path]) -> None:
+    for folder in folders:
+        hidden = folder
+        if not folder.name.startswith("."):  # a deletion that is killed half-way leaves no half checkpoint
+            hidden = folder.rename(folder.with_name(f".{folder.name}.deleted.partial"))
+        shutil.rmtree(hidden)
+
+
+def _step_of(folder: Path) -> int:
+    match = _STEP_FOLDER.fullmatch(folder.name)
+    assert match
+    return int(match[1])
 
 
 def _is_whole(folder: Path) -> bool:

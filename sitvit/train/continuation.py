@@ -6,7 +6,7 @@ from typing import Any
 from .. import runtime
 from ..config import Config, load_config
 from ..data.latents import Latents
-from .checkpoint import Checkpoint, step_folders
+from .checkpoint import Checkpoint, find_checkpoint, latest_checkpoint, open_checkpoint, step_folders
 
 MAY_CHANGE = {
     "data.latents",  # the folder may move; its content is compared by fingerprint
@@ -24,8 +24,33 @@ MAY_CHANGE = {
     "train.log_every",
     "train.save_every",
     "train.keep_checkpoints",
+    "train.keep_every",
 }
 """Keys that a run may be continued with another value of: the experiment stays the same, up to rounding."""
+
+
+def checkpoint_to_continue(run: Path, resume: str) -> Checkpoint | None:
+    """Where `run` goes on: "auto" its newest whole checkpoint, "none" nowhere, else the checkpoint named.
+
+    Raises:
+        ValueError: to go on from there would leave or overwrite checkpoints that `run` has.
+    """
+    if resume == "auto":
+        return latest_checkpoint(run, verify=True)
+    there = step_folders(run)
+    if resume == "none":
+        if there:
+            raise ValueError(
+                f"{run} has checkpoints up to {there[0].name}; for a new run choose another `run`"
+            )
+        return None
+    chosen = open_checkpoint(find_checkpoint(resume).folder, verify=True)
+    if there and there[0].resolve() != chosen.folder.resolve():
+        raise ValueError(
+            f"{run} has {there[0].name}, which going on from {chosen.folder} would mix with other steps; "
+            "choose another `run` for that"
+        )
+    return chosen
 
 
 def check_continuation(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from .. import runtime
 from ..config import Config
-from .checkpoint import latest_checkpoint
-from .continuation import check_continuation, check_own_leftovers
+from .continuation import check_continuation, check_own_leftovers, checkpoint_to_continue
 from .preparation import build_network, open_latents
+from .speed import progress_text
 from .trainer import Hook, Trainer
 
 
@@ -18,12 +18,14 @@ def train(
     hooks: Sequence[Hook] = (),
     max_seconds: float | None = None,
     accept_changes: bool = False,
+    resume: str = "auto",
 ) -> None:
     """Run or continue the experiment `config` until `train.num_steps`; `hooks` look on after each step.
 
     Args:
         max_seconds: end so long after the call, as at a signal.
         accept_changes: continue a run with other settings too, saying which.
+        resume: where a run goes on: "auto", "none" or a checkpoint (`checkpoint_to_continue`).
 
     Raises:
         ValueError: a configuration, cache or earlier run that does not fit, before anything is made; a
@@ -31,7 +33,7 @@ def train(
         runtime.Stopped: a signal, or the time is up; all processes have ended a step, which is saved.
     """
     deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
-    trainer = open_run(config, accept_changes)
+    trainer = open_run(config, resume, accept_changes)
     if trainer is None:
         return
     last = config.train.num_steps
@@ -45,7 +47,7 @@ def train(
             for hook in hooks:
                 hook(trainer, row)
             if row is not None:
-                bar.set_postfix_str(f"loss {row['loss']:.4f}", refresh=False)
+                bar.set_postfix_str(progress_text(row), refresh=False)
                 trainer.log(row)
             finished = trainer.step == last
             snapshot_due = trainer.step % config.train.snapshot_every == 0 or finished
@@ -63,12 +65,12 @@ def train(
     runtime.say(f"{config.run}: done, {last} steps; the last checkpoint is in {config.run}/checkpoints")
 
 
-def open_run(config: Config, accept_changes: bool = False) -> Trainer | None:
-    """The run of `config`, new or where its newest whole checkpoint left it; None where it is done."""
+def open_run(config: Config, resume: str = "auto", accept_changes: bool = False) -> Trainer | None:
+    """The run of `config`, new or where a checkpoint left it; None where it is done."""
     run, last = Path(config.run), config.train.num_steps
     cache = open_latents(config)
     model = build_network(config, cache)
-    previous = latest_checkpoint(run, verify=True)
+    previous = checkpoint_to_continue(run, resume)
     if previous is None and run.exists() and any(run.iterdir()):
         check_own_leftovers(run)
     if previous is not None:

@@ -12,10 +12,8 @@ from ..flow.intervals import training_interval
 from ..flow.objective import DiffusionObjective, Objective
 from ..flow.paths import find_path
 from ..flow.times import TimeDistribution
-from ..models.convert import init_from, load_model
 from ..models.dit import DiT
 from ..models.sit import SiT
-from ..models.vit5 import ViT5
 from .step import Loss
 
 Network = SiT | DiT
@@ -78,20 +76,4 @@ def objective_and_times(settings: TrainConfig) -> tuple[Loss, TimeDistribution]:
         interval = (settings.time_interval[0], settings.time_interval[1])
     return objective, TimeDistribution(
         settings.time_distribution, settings.time_mean, settings.time_std, settings.time_shift, interval
-    )
-
-
-def start_from_classifier(model: Network, path: Path) -> None:
-    """Take the blocks of the ViT-5 classifier at `path`, and say what was and was not taken."""
-    classifier, which = load_model(path)
-    if not isinstance(classifier, ViT5):
-        raise ValueError(f"train.init_from takes a ViT-5 classifier; {path} is a {type(classifier).__name__}")
-    taken, left, unused = init_from(model, classifier)
-    blocks = {name.split(".")[1] for name in taken if name.startswith("blocks.")}
-    fresh = sorted({name.split(".")[0] for name in left if not name.startswith("blocks.")})
-    in_blocks = sorted({name.split(".", 2)[2] for name in left if name.startswith("blocks.")})
-    runtime.say(
-        f"from {which}: {len(taken)} tensors in {len(blocks)} of {len(model.blocks)} blocks; left as they "
-        f"were: {', '.join(fresh)}, and in blocks {', '.join(in_blocks) or 'nothing'}; not used of the "
-        f"classifier: {', '.join(sorted({name.split('.')[0] for name in unused})) or 'nothing'}"
     )

@@ -5,12 +5,12 @@ A power-function average of exponent a at step s is the weights' trajectory unde
     p_(a,s)(tau) = (a + 1) tau^a / s^(a + 1),   0 <= tau <= s
 
 and the wanted one, exponent g at step t, has p_(g,t). The combination sum_i x_i p_(a_i,s_i) nearest to that
-in least squares solves
+in least squares follows from the inner products
 
-    sum_j <p_i, p_j> x_j = <p_i, p_(g,t)>,
     <p_(a,s), p_(b,t)> = (a + 1) (b + 1) / (a + b + 1) (s / t)^b / t          for s <= t
 
-and the same combination of the snapshots is the average.
+and the same combination of the snapshots is the average. Difference from EDM2: the x_i sum to one, as weights
+that never moved must come out as they are; without that a few snapshots give them a scale of 1.003.
 """
 
 import re
@@ -36,14 +36,20 @@ def inner_product(first: Profile, second: Profile) -> float:
 
 
 def coefficients(known: Sequence[Profile], wanted: Profile) -> tuple[np.ndarray, float]:
-    """(len(known),) float64 weights of the profiles nearest to `wanted`, and the error relative to it.
+    """(len(known),) float64, of sum one, of the profiles nearest to `wanted`, and the error relative to it.
 
     The error is the norm of the difference of the profiles over that of the wanted one.
     """
     products = np.array([[inner_product(p, q) for q in known] for p in known])
     target = np.array([inner_product(p, wanted) for p in known])
-    scale = 1 / np.sqrt(np.diag(products))  # of unit norm, the system is as well conditioned as it gets
-    x = scale * np.linalg.lstsq(products * scale * scale[:, None], target * scale, rcond=1e-13)[0]
+    # The last one takes what the others leave of the sum; differences of unit norm keep the system solvable.
+    others = np.vstack([np.eye(len(known) - 1), -np.ones(len(known) - 1)])
+    last = np.eye(len(known))[-1]
+    reduced = others.T @ products @ others  # empty where one snapshot is all there is
+    scale = 1 / np.sqrt(np.diag(reduced))
+    right = scale * (others.T @ (target - products @ last))
+    z = np.linalg.pinv(reduced * scale * scale[:, None], rcond=1e-13, hermitian=True) @ right
+    x = last + others @ (scale * z)
     norm = inner_product(wanted, wanted)
     left = norm - 2 * x @ target + x @ products @ x
     return x, float(np.sqrt(max(left, 0) / norm))

@@ -17,6 +17,7 @@ from ..data.stream import TrainingStream
 from .checkpoint import WEIGHTS, Checkpoint, latest_checkpoint, prune_checkpoints, save_checkpoint
 from .compilation import compile_checked
 from .ema import averages
+from .finetune import freeze, start_from
 from .metrics import MetricsLog
 from .optim import (
     learning_rate,
@@ -25,7 +26,7 @@ from .optim import (
     optimizer_tensors,
     trainable_names,
 )
-from .preparation import Network, objective_and_times, start_from_classifier
+from .preparation import Network, objective_and_times
 from .reconstruct import delete_later_snapshots
 from .step import Figures, LateReading, sample_losses, training_step
 
@@ -86,7 +87,8 @@ class Trainer:
         """Network, averages and optimizer, as a run begins with them, where accelerate wants them."""
         settings, model = self.settings, self.model
         if settings.init_from is not None and fresh:
-            start_from_classifier(model, Path(settings.init_from))
+            start_from(model, Path(settings.init_from), self.cache.class_names)
+        freeze(model, settings.freeze)
         model.gradient_checkpointing = settings.gradient_checkpointing
         self.names = trainable_names(model)
         betas = (settings.beta_1, settings.beta_2)
@@ -242,7 +244,7 @@ class Trainer:
                 dump_config(self.config),
                 self._details(),
             )
-            prune_checkpoints(self.run, self.settings.keep_checkpoints)
+            prune_checkpoints(self.run, self.settings.keep_checkpoints, self.settings.keep_every)
         self.handle.wait_for_everyone()
 
     def save_snapshot(self) -> None:

@@ -1,0 +1,155 @@
+"""What a run will take, told before it begins: parameters, FLOPs, memory, images, hours, disk.
+
+    FLOP of the run = num_steps x batch_size x training FLOP an image        (`models.geometry`)
+    GPU-hours       = FLOP of the run / (UTILISATION x PEAK_FLOPS) / 3600
+
+Imports no torch, so `scripts/train_sit.py --dry-run` answers at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import runtime
+from ..config import Config
+from ..models.geometry import Geometry, geometry
+from ..models.memory import Memory, memory
+from ..models.shapes import SiTShape
+
+PEAK_FLOPS = 989e12
+"""Dense bf16 FLOP/s of an H100 or H200 (NVIDIA's data sheet)."""
+
+UTILISATION = 0.25
+"""Share of the peak that the estimate assumes: about what the fastest published SiT training reaches."""
+
+PRECISIONS = {"fp32": "float32", "bf16": "bf16"}
+"""Names of `models.memory` by those of the experiment file."""
+
+IMAGENET_IMAGES = 1_281_167
+ASSUMED = "not there yet; assumed: ImageNet at 256 x 256 in the latents of an SD autoencoder"
+
+
+@dataclass(frozen=True)
+class Latents:
+    """What a plan needs to know of the training data."""
+
+    num_images: int
+    num_classes: int
+    channels: int
+    size: tuple[int, int]
+    told: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run before it begins."""
+
+    config: Config
+    latents: Latents
+    shape: SiTShape
+    num_processes: int
+
+    @property
+    def geometry(self) -> Geometry:
+        """Tokens, parameters and FLOPs of the network."""
+        return geometry(self.shape)
+
+    @property
+    def images_seen(self) -> int:
+        """Training images, each as often as it is seen."""
+        return self.config.train.num_steps * self.config.train.batch_size
+
+    @property
+    def training_flop(self) -> float:
+        """FLOP of the whole run, forward and backward."""
+        return float(self.images_seen) * self.geometry.training_flops
+
+    @property
+    def gpu_hours(self) -> float:
+        """Hours of one H100 at `UTILISATION`."""
+        return self.training_flop / (UTILISATION * PEAK_FLOPS) / 3600
+
+    @property
+    def memory(self) -> Memory:
+        """Bytes on each device."""
+        return memory(self.shape, self.at_once, PRECISIONS[self.config.train.precision])
+
+    @property
+    def at_once(self) -> int:
+        """Images that a device takes at once."""
+        return self.config.train.micro_batch_size or self.config.train.batch_size // self.num_processes
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Of one checkpoint: weights and each average in float32, two moments of what is trained."""
+        sizes, train = self.geometry, self.config.train
+        num_averages = len(train.ema_decays) + len(train.ema_widths)
+        return 4 * sizes.parameters.total * (1 + num_averages) + 8 * sizes.trainable_parameters
+
+    @property
+    def num_checkpoints(self) -> int:
+        """Checkpoints on the disk at the end, and one more while it is written."""
+        train = self.config.train
+        saved = -(-train.num_steps // train.save_every)
+        kept = min(saved, train.keep_checkpoints)
+        return kept + (train.num_steps // train.keep_every if train.keep_every else 0) + 1
+
+    def text(self) -> str:
+        """The plan, a line a fact."""
+        train, sizes, latents = self.config.train, self.geometry, self.latents
+        local = train.batch_size // self.num_processes
+        flops, disk = sizes.training_flops, self.checkpoint_bytes
+        rows = [
+            ("latents", f"{self.config.data.latents or self.config.data.images}: {latents.told}"),
+            ("", f"{latents.num_images:,} images, {latents.num_classes:,} classes, {_size(latents)}"),
+            ("network", f"{self.config.model.name}, {sizes.tokens:,} tokens"),
+            ("parameters", f"{sizes.parameters.total:,}, trained {sizes.trainable_parameters:,}"),
+            ("FLOPs an image", f"forward {sizes.forward_flops / 1e9:,.1f} G, training {flops / 1e9:,.1f} G"),
+            ("batch", f"{train.batch_size} = {self.num_processes} process(es) x {local} images"),
+            ("steps", f"{train.num_steps:,}, {self.images_seen / latents.num_images:,.1f} epochs"),
+            ("images seen", f"{self.images_seen:,}"),
+            ("memory a device", f"{self.memory.total / 2**30:,.1f} GiB (sitvit/models/memory.py)"),
+            (
+                "training",
+                f"{self.training_flop:.3g} FLOP, {self.gpu_hours:,.0f} H100-hours at {_assumption()}",
+            ),
+            ("a checkpoint", f"{disk / 1e9:,.2f} GB"),
+            ("checkpoints", f"{self.num_checkpoints} x that: {self.num_checkpoints * disk / 1e9:,.1f} GB"),
+        ]
+        return "\n".join(f"{name:17}{text}" for name, text in rows)
+
+
+def plan(config: Config, num_processes: int) -> Plan:
+    """What `config` will take on `num_processes` devices.
+
+    Raises:
+        ValueError: a network whose sizes do not fit together or do not fit the latents.
+    """
+    latents = _latents(config)
+    arguments = {"num_classes": latents.num_classes, **config.model_arguments()}
+    shape = SiTShape(input_size=latents.size, in_channels=latents.channels, **arguments)
+    return Plan(config, latents, shape, num_processes)
+
+
+def _latents(config: Config) -> Latents:
+    """Of the cache, where it is there; else as assumed."""
+    folder = config.data.latents
+    if folder is not None and (Path(folder) / "manifest.json").is_file():
+        keys = ["num_latents", "class_names", "latent_size", "autoencoder"]
+        record = runtime.read_record(Path(folder) / "manifest.json", keys)
+        side, channels = record["latent_size"], record["autoencoder"]["latent_channels"]
+        name = record["autoencoder"]["name"]
+        return Latents(
+            record["num_latents"], len(record["class_names"]), channels, (side, side), f"made by {name}"
+        )
+    side = 32 if config.data.image_size is None else config.data.image_size // 8
+    return Latents(IMAGENET_IMAGES, 1000, 4, (side, side), ASSUMED)
+
+
+def _size(latents: Latents) -> str:
+    return " x ".join(map(str, (latents.channels, *latents.size)))
+
+
+def _assumption() -> str:
+    return f"{UTILISATION:.0%} of {PEAK_FLOPS / 1e12:,.0f} TFLOP/s"

@@ -1,0 +1,158 @@
+"""What goes wrong in a long run: values that are not finite, time limits, other settings, other processes."""
+
+import math
+
+import pytest
+import torch
+
+from sitvit import runtime
+from sitvit.cli.frame import duration
+from sitvit.data.stream import TrainingStream
+from sitvit.flow.objective import Objective
+from sitvit.train.checkpoint import WEIGHTS, find_checkpoint, latest_checkpoint
+from sitvit.train.loop import train
+from sitvit.train.metrics import read_metrics
+
+
+def weights(run, name="model"):
+    return find_checkpoint(str(run)).tensors(f"{name}/{WEIGHTS}")
+
+
+def seen_by(monkeypatch):
+    """Steps of the stream in the order in which they were asked for."""
+    steps, original = [], TrainingStream.batch
+
+    def batch(self, step, positions):
+        steps.append(step)
+        return original(self, step, positions)
+
+    monkeypatch.setattr(TrainingStream, "batch", batch)
+    return steps
+
+
+def poison(monkeypatch, position):
+    """The noise of one position of the stream is infinite, whenever it is asked for."""
+    original = TrainingStream.batch
+
+    def batch(self, step, positions):
+        made = original(self, step, positions)
+        if step == position:
+            made.x_0[1, 0, 0, 0] = math.inf
+        return made
+
+    monkeypatch.setattr(TrainingStream, "batch", batch)
+
+
+def test_a_skipped_step_leaves_no_trace_but_its_count(tiny_config, tmp_path, monkeypatch, capsys):
+    poison(monkeypatch, 4)
+    train(tiny_config("run", "train.on_nonfinite=skip"))
+    assert "at step 5; images [" in capsys.readouterr().out
+    checkpoint = find_checkpoint(str(tmp_path / "run"))
+    assert checkpoint.record["num_nonfinite"] == 1
+    for name in checkpoint.networks:
+        assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run", name).values())
+    assert all(math.isfinite(row["loss"]) for row in read_metrics(tmp_path / "run"))
+    moments = checkpoint.tensors("optimizer.safetensors")
+    assert {value.item() for name, value in moments.items() if name.startswith("step.")} == {5.0}
+
+
+def test_more_skips_than_allowed_stop_the_run(tiny_config, tmp_path, monkeypatch):
+    poison(monkeypatch, 4)
+    with pytest.raises(ValueError, match=r"at step 5;.*more than train.max_nonfinite.*step_0000003"):
+        train(tiny_config("run", "train.on_nonfinite=skip", "train.max_nonfinite=0"))
+    assert latest_checkpoint(tmp_path / "run").step == 3
+
+
+def test_a_rollback_takes_the_last_checkpoint_and_other_images(tiny_config, tmp_path, monkeypatch):
+    poison(monkeypatch, 4)
+    steps = seen_by(monkeypatch)
+    train(tiny_config("run", "train.on_nonfinite=rollback"))
+    # step 5 is the poisoned one; it is known after step 6 was begun; then from step 4 on with later images
+    assert steps == [0, 1, 2, 3, 4, 5, 5, 6, 7]
+    record = find_checkpoint(str(tmp_path / "run")).record
+    assert (record["step"], record["stream_shift"], record["num_nonfinite"]) == (6, 2, 1)
+    assert [row["step"] for row in read_metrics(tmp_path / "run")] == [2, 4, 6]
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
+    train(tiny_config("run", "train.on_nonfinite=rollback", "train.num_steps=8", "train.decay_steps=0"))
+    assert steps[-2:] == [8, 9]  # the shift lives in the checkpoint
+
+
+def test_a_rollback_without_a_checkpoint_stops(tiny_config, monkeypatch):
+    poison(monkeypatch, 1)
+    with pytest.raises(ValueError, match="at step 2;.*there is no checkpoint to go back to"):
+        train(tiny_config("run", "train.on_nonfinite=rollback"))
+
+
+def test_a_loss_that_is_not_finite_in_the_last_step_is_not_saved(tiny_config, tmp_path, monkeypatch):
+    poison(monkeypatch, 5)
+    with pytest.raises(ValueError, match="at step 6;"):
+        train(tiny_config("run"))
+    assert latest_checkpoint(tmp_path / "run").step == 3
+
+
+def test_a_time_limit_saves_and_the_run_continues_bit_for_bit(tiny_config, tmp_path):
+    train(tiny_config("whole"))
+    with pytest.raises(runtime.Stopped, match="stopped after step 2, which is saved"):
+        train(tiny_config("run"), max_seconds=1e-9)
+    train(tiny_config("run"))
+    whole, run = weights(tmp_path / "whole"), weights(tmp_path / "run")
+    assert all(torch.equal(whole[key], run[key]) for key in whole)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("300s", 300), ("90m", 5400), ("1.5h", 5400), ("01:30:05", 5405)]
+)
+def test_a_time_limit_as_people_write_it(text, seconds):
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "90", "-5m", "nanh", "1:2", "infs"])
+def test_what_is_no_time_is_refused(text):
+    import argparse
+
+    with pytest.raises(argparse.ArgumentTypeError, match="is no time"):
+        duration(text)
+
+
+def test_a_changed_setting_is_said_and_taken_only_where_it_is_accepted(tiny_config, tmp_path, capsys):
+    train(tiny_config("run"))
+    other = ("train.lr=1e-4", "train.seed=3", "train.num_steps=8")
+    with pytest.raises(ValueError, match=r"lr was 0.001, now 0.0001; train.seed was 0.*--accept-changes"):
+        train(tiny_config("run", *other))
+    train(tiny_config("run", *other), accept_changes=True)
+    told = capsys.readouterr().out
+    assert "continued with another setting: train.lr was 0.001, now 0.0001" in told
+    assert "continued with another setting: train.num_steps was 6, now 8" in told
+    assert latest_checkpoint(tmp_path / "run").step == 8
+
+
+def test_a_network_of_another_shape_is_never_accepted(tiny_config):
+    train(tiny_config("run"))
+    with pytest.raises(ValueError, match="model.depth was 2, now 1") as caught:
+        train(tiny_config("run", "model.depth=1", "train.num_steps=8"), accept_changes=True)
+    assert "--accept-changes" not in str(caught.value)
+
+
+def test_hooks_see_every_step_and_change_nothing(tiny_config, tmp_path):
+    seen = []
+
+    def look(trainer, row):
+        seen.append((trainer.step, row is not None))
+        trainer.model.eval()(torch.randn(1, 4, 8, 8), torch.rand(1), torch.tensor([0]))
+        trainer.model.train()
+        if row is not None:
+            row["noticed"] = 1.0
+
+    train(tiny_config("with"), hooks=[look])
+    train(tiny_config("without"))
+    assert seen == [(1, False), (2, True), (3, False), (4, True), (5, False), (6, True)]
+    assert all(row["noticed"] == 1.0 for row in read_metrics(tmp_path / "with"))
+    a, b = weights(tmp_path / "with"), weights(tmp_path / "without")
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_an_objective_that_turns_infinite_names_both_figures(tiny_config, monkeypatch):
+    original = Objective.loss
+    monkeypatch.setattr(Objective, "loss", lambda *arguments: original(*arguments) * math.inf)
+    with pytest.raises(ValueError, match="loss inf, gradient norm nan at step 1"):
+        train(tiny_config("run"))
