@@ -4,9 +4,9 @@ Frechet distance of two Gaussians (arXiv 1706.08500):
 
     |mu_1 - mu_2|^2 + tr S_1 + tr S_2 - 2 tr (S_1 S_2)^(1/2)
 
-With S = L L^T the last trace is the nuclear norm (sum of the singular values) of L_1^T L_2. L comes from a
-symmetric eigendecomposition with eigenvalues cut at zero, so that rank-deficient covariances (fewer images
-than features) are exact too, where a matrix square root is not.
+With S = L L^T the last trace is the nuclear norm (sum of the singular values) of L_1^T L_2. L is Cholesky's
+where S is well away from singular, else of a symmetric eigendecomposition cut at zero, so that rank-deficient
+covariances (fewer images than features) are exact too, where a matrix square root is not.
 
 Inception Score (arXiv 1606.03498), over splits of consecutive images:  exp(mean_i KL(p_i || mean_i p_i)).
 
@@ -21,6 +21,9 @@ import numpy as np
 
 from .statistics import FeatureStatistics
 
+CHOLESKY_PIVOT = 1e-9
+"""Relative to the largest variance: with a smaller pivot, rounding would count as variance."""
+
 
 @dataclass(frozen=True)
 class Gaussian:
@@ -34,9 +37,20 @@ class Gaussian:
     def of(cls, mean: np.ndarray, covariance: np.ndarray) -> "Gaussian":
         """From mean and covariance, float64."""
         mean, covariance = np.asarray(mean, np.float64), np.asarray(covariance, np.float64)
-        values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
-        kept = values > len(values) * np.finfo(np.float64).eps * max(values[-1], 0)  # the rest is rounding
-        return cls(mean, float(np.trace(covariance)), vectors[:, kept] * np.sqrt(values[kept]))
+        return cls(mean, float(np.trace(covariance)), _root((covariance + covariance.T) / 2))
+
+
+def _root(covariance: np.ndarray) -> np.ndarray:
+    """L (D, rank) with L L^T = covariance."""
+    try:
+        root = np.linalg.cholesky(covariance)
+        if np.diagonal(root).min() ** 2 > CHOLESKY_PIVOT * np.diagonal(covariance).max():
+            return root
+    except np.linalg.LinAlgError:
+        pass
+    values, vectors = np.linalg.eigh(covariance)
+    kept = values > len(values) * np.finfo(np.float64).eps * max(values[-1], 0)  # the rest is rounding
+    return vectors[:, kept] * np.sqrt(values[kept])
 
 
 def frechet_distance(a: FeatureStatistics, b: FeatureStatistics) -> float:
