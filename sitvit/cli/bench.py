@@ -85,4 +85,19 @@ def _train(arguments: list[str]) -> None:
         print(line)
 
 
-BENCHES = {"train": _train, "model": _model, "data": _data, "sample": _sample}
+def _eval(arguments: list[str]) -> None:
+    parser = make_parser("The mathematics of evaluation: time against scipy's matrix root, and memory.")
+    parser.add_argument("--features", type=int, default=2048, help="2048")
+    parser.add_argument("--samples", type=int, default=50_000, help="50000")
+    parser.add_argument("--reference", type=int, default=10_000, help="10000")
+    parser.add_argument("--rounds", type=int, default=3, help="3")
+    options = parser.parse_args(arguments)
+    for name in ("features", "samples", "reference", "rounds"):
+        check_positive(getattr(options, name), f"--{name}")
+    from ..bench.eval import bench_eval
+
+    for line in bench_eval(options.features, options.samples, options.reference, options.rounds):
+        print(line)
+
+
+BENCHES = {"train": _train, "model": _model, "data": _data, "sample": _sample, "eval": _eval}

@@ -1,32 +1,141 @@
 """The verbs that measure images and show results."""
 
+import argparse
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import runtime
 from .frame import make_parser
+from .generate import SAMPLER_PARTS
+
+if TYPE_CHECKING:
+    from ..eval.settings import EvaluationConfig
+
+OPTIONS: dict[str, tuple[type, str]] = {
+    "samples": (str, "a folder, zip or npz of images, or a latent cache"),
+    "checkpoint": (str, "or a run or checkpoint, whose images are made on the fly"),
+    "reference": (str, "an npz of statistics, or images (default: those that the run was trained on)"),
+    "features": (str, "fashion-classifier, inception, dinov2 (default: what fits the images)"),
+    "inception_weights": (str, "its published weights file (default: downloaded once, hash-checked)"),
+    "dinov2_weights": (str, "the released file of dinov2_vitl14"),
+    "distances": (str, "of precision and recall: float32 (default), or adm for ADM's float16"),
+    "batch_size": (int, "images through the feature network at once (64)"),
+    "out": (str, "json file (default: beside the samples); the folder of a sweep"),
+    "weights": (str, "ema (default), model, or a full name"),
+    "num_images": (int, "of a checkpoint (50000)"),
+    "seed": (int, "0"),
+    "sampler": (str, "heun (default), sit-sde, sit-ode, sit-heun, dit; the next options replace parts of it"),
+    "cfg_scale": (float, "guidance; 1 is off (1)"),
+    "guided_channels": (int, "3 as published; otherwise all"),
+    "guidance_rescale": (float, "0 (default, off) to 1"),
+    "sampling_batch_size": (int, "images made at once (50)"),
+    "autoencoder": (str, "where the autoencoder lies now, if it moved"),
+    "keep_samples": (str, "a folder for a checkpoint's images, which are not kept otherwise"),
+}
+LISTS: dict[str, tuple[type, str | int, str]] = {
+    "metrics": (str, "+", "of fid, sfid, is, pr, kid, spread, infinity (default: the features' usual ones)"),
+    "labels": (str, "+", "random (default), balanced, or class names and labels used in turn"),
+    "interval": (float, 2, "sample from t to t"),
+    "guidance_interval": (float, 2, "guide for t in it (0 1)"),
+}
 
 
 def evaluate(arguments: list[str]) -> None:
-    """Measure a set of images against a reference."""
+    """Measure a set of images, or a checkpoint, against a reference."""
     parser = make_parser(
-        "FD-fashion (not FID) of a set of images against a reference, and the share of images that "
-        "show the class that was asked for."
+        "Measure images, or a checkpoint's as they are made, against a reference: a Frechet distance (FID in "
+        "Inception features), sFID, Inception Score, precision and recall, KID. The same command continues."
+    )
+    parser.add_argument("--preset", help="sit-sde, sit-ode, dit, fid10k-quick, or a file of such settings")
+    for name, (kind, text) in {**OPTIONS, **SAMPLER_PARTS}.items():
+        parser.add_argument(_option(name), type=kind, help=text)
+    for name, (kind, count, text) in LISTS.items():
+        parser.add_argument(_option(name), type=kind, nargs=count, help=text)
+    parser.add_argument(
+        "--make-reference", type=Path, metavar="NPZ", help="write the statistics of --reference to a file"
     )
     parser.add_argument(
-        "--samples",
-        required=True,
-        help="a folder made by sample.py or encode_latents.py, or images",
+        "--image-size", type=int, help="of --make-reference: crop to it (default: as they lie)"
     )
-    parser.add_argument("--reference", help="images (default: those that the run was trained on)")
-    parser.add_argument("--batch-size", type=int, default=250, help="images at once (250)")
-    parser.add_argument("--out", type=Path, help="json file (default: beside the samples)")
+    parser.add_argument(
+        "--sweep",
+        nargs="+",
+        metavar="KEY=V1,V2",
+        help="weights, cfg_scale, guidance_interval (LOW:HIGH) or seed; every combination is measured",
+    )
+    parser.add_argument(
+        "--self-check", choices=["256", "128"], help="compare with ADM's published numbers of its own batch"
+    )
     options = parser.parse_args(arguments)
+    config = _settings(options)
+    if options.self_check and options.sweep:
+        raise ValueError("--self-check and --sweep do not go together")
+    if options.make_reference:
+        from ..eval.evaluate import make_reference
+
+        made = make_reference(config, config.reference or "", options.make_reference, options.image_size)
+        runtime.say(f"measure against it with --reference {made}")
+    elif options.sweep:
+        _sweep(config, options.sweep)
+    else:
+        _evaluate_once(config, options.self_check)
+
+
+def _settings(options: argparse.Namespace) -> "EvaluationConfig":
+    """The preset's settings, with what was typed in their place."""
+    from ..config import load_config
+    from ..eval.settings import EvaluationConfig, preset_path
+
+    typed = {name: getattr(options, name) for name in (*OPTIONS, *LISTS, *SAMPLER_PARTS)}
+    if options.self_check:
+        typed |= {"features": "inception", "distances": typed["distances"] or "adm"}
+    if options.make_reference:
+        if not options.reference:
+            raise ValueError("--make-reference needs the images: --reference IMAGES")
+        typed["samples"] = typed["samples"] or typed["reference"]
+    overrides = [
+        f"{name}={json.dumps(value) if isinstance(value, list) else value}"
+        for name, value in typed.items()
+        if value is not None
+    ]
+    path = preset_path(options.preset) if options.preset else None
+    return load_config(path, overrides, EvaluationConfig)
+
+
+def _evaluate_once(config: "EvaluationConfig", self_check: str | None) -> None:
     from ..eval.evaluate import evaluate as run_evaluation
 
-    metrics, path = run_evaluation(options.samples, options.reference, options.batch_size, options.out)
+    metrics, path = run_evaluation(config)
     for name, value in metrics.items():
         runtime.say(f"{name} {value:.4f}")
     runtime.say(f"the numbers and their protocol: {path}")
+    if self_check:
+        from ..eval.sweep import check_against_published
+
+        for line in check_against_published(self_check, metrics):
+            runtime.say(line)
+
+
+def _sweep(config: "EvaluationConfig", texts: list[str]) -> None:
+    from ..eval.sweep import sweep
+
+    swept = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        if not equals or not values:
+            raise ValueError(f"--sweep takes KEY=V1,V2, got {text!r}")
+        swept[key] = values.split(",")
+    out = Path(config.out or "runs/evaluations/sweep")
+    for row in sweep(config, swept, out):
+        point = " ".join(f"{key}={row[key]}" for key in swept)
+        numbers = " ".join(f"{name} {value:.4f}" for name, value in row["metrics"].items())
+        runtime.say(f"{point}: {numbers}")
+    runtime.say(f"every tried point: {out / 'sweep.json'}")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def report(arguments: list[str]) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Protocol, TypeVar, get_type_hints
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from .experiment import Config
-from .small_networks import AutoencoderConfig, ClassifierConfig
 
 STAND_INS = {
     "run": "run",
@@ -28,11 +27,20 @@ STAND_INS = {
 }
 """Legal values for what is missing, with which the rest is checked all the same."""
 
-Schema = TypeVar("Schema", Config, AutoencoderConfig, ClassifierConfig)
+
+class _Checked(Protocol):
+    """A dataclass whose values are checked together once their types are right."""
+
+    def problems(self) -> list[str]: ...
 
 
-def load_config(path: Path, overrides: list[str], schema: type[Schema], num_processes: int = 1) -> Schema:
-    """Read the file `path`, apply `overrides` ("train.lr=1e-3") and check every value.
+Schema = TypeVar("Schema", bound=_Checked)
+
+
+def load_config(
+    path: Path | None, overrides: list[str], schema: type[Schema], num_processes: int = 1
+) -> Schema:
+    """Read the file `path` (None: the defaults), apply `overrides` ("train.lr=1e-3"), check every value.
 
     Raises:
         ValueError: one message that lists all unknown keys, wrong types, missing and illegal values, and a
@@ -41,7 +49,7 @@ def load_config(path: Path, overrides: list[str], schema: type[Schema], num_proc
     values = OmegaConf.structured(schema)
     types: dict[str, str] = _known_types(schema)
     problems: list[str] = []
-    entries = [*_file_entries(path), *_override_entries(overrides, types, problems)]
+    entries = [*(_file_entries(path) if path else []), *_override_entries(overrides, types, problems)]
     for source, key, value in entries:
         problem = _set(values, types, key, value)
         if problem:
@@ -56,7 +64,8 @@ def load_config(path: Path, overrides: list[str], schema: type[Schema], num_proc
     if isinstance(config, Config):
         problems += config.share_problems(num_processes)
     if problems:
-        raise ValueError(f"{path}: " + "\n  ".join(["the configuration is not usable:", *problems]))
+        where = f"{path}: " if path else ""
+        raise ValueError(where + "\n  ".join(["the configuration is not usable:", *problems]))
     return config
 
 

@@ -10,7 +10,7 @@ import torch
 
 from .. import __version__, runtime
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,9 @@ class Protocol:
     samples: dict[str, Any]  # how the images were made: the samples' own record, or where they lie
     num_samples: int
     reference: dict[str, Any]  # name, fingerprint, crop
-    num_reference: int
+    num_reference: int | None  # None: a statistics file that does not tell
     features: dict[str, Any]  # network, sha256 of its weights, width, precision
+    measures: dict[str, Any]  # how each metric is computed
 
 
 def write_metrics(path: Path, metrics: dict[str, float], protocol: Protocol, seconds: float) -> None:

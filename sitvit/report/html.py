@@ -175,7 +175,7 @@ def _results(runs: list[Run]) -> str:
         "last loss",
         "cfg",
         "images",
-        "FD-fashion",
+        "distance",
         "class agreement",
     ]
     note = (
@@ -192,7 +192,7 @@ def _numbers(metrics: dict[str, Any]) -> list[str]:
     agreement = values.get("class_agreement")
     return [
         f"{metrics['protocol']['num_samples']:,}",
-        f"{values[FashionFeatures.distance_name]:.3f}",
+        next((f"{value:.3f} {name}" for name, value in values.items() if name.startswith("F")), "-"),
         "-" if agreement is None else f"{100 * agreement:.1f} %",
     ]
 

@@ -2,12 +2,19 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sitvit.eval.metrics import frechet_distance, gaussian_frechet_distance
+from sitvit.eval.metrics import (
+    frechet_distance,
+    gaussian_frechet_distance,
+    inception_score,
+    kernel_distance,
+)
 from sitvit.eval.statistics import FeatureStatistics
 
+from ..conftest import GOLDEN
 from ..oracles import gaussian_frechet_by_eigenvalues
 
 
@@ -78,3 +85,112 @@ def test_one_image_has_no_covariance():
 def test_a_feature_that_is_not_finite_is_refused():
     with pytest.raises(ValueError, match="not finite"):
         statistics_of(np.array([[1.0, np.nan]]))
+
+
+GOLDEN_METRICS = np.load(GOLDEN / "adm_metrics.npz")
+CASES = ("a", "b", "rank_deficient")
+
+
+def golden_sets(case):
+    return GOLDEN_METRICS[f"{case}/ref"], GOLDEN_METRICS[f"{case}/sample"]
+
+
+@pytest.mark.parametrize("case", ["a", "b"])
+def test_the_distance_is_the_adm_suites(case):
+    """To 1e-8 at full rank. The suite's means, and their difference, are float32, and so are they here."""
+    sets = golden_sets(case)
+    delta = np.subtract(*(features.mean(axis=0) for features in sets))
+    assert delta.dtype == np.float32
+    zero = np.zeros(sets[0].shape[1])
+    covariances = [FeatureStatistics.of(features).covariance for features in sets]
+    spread = gaussian_frechet_distance(zero, covariances[0], zero, covariances[1])
+    assert float(delta.dot(delta)) + spread == pytest.approx(float(GOLDEN_METRICS[f"{case}/fid"]), abs=1e-8)
+
+
+def test_a_rank_deficient_distance_is_the_nuclear_norm_in_extended_precision():
+    """40 digits by mpmath, from the features themselves: |C_1 C_2^T|_* of the centred, scaled rows C."""
+    mpmath = pytest.importorskip("mpmath")
+    with mpmath.workdps(40):
+        centred, means = [], []
+        for features in golden_sets("rank_deficient"):
+            rows = mpmath.matrix(features.tolist())
+            n, width = rows.rows, rows.cols
+            mean = [mpmath.fsum(rows[:, j]) / n for j in range(width)]
+            scale = 1 / mpmath.sqrt(n - 1)
+            centred.append(mpmath.matrix(n, width))
+            means.append(mean)
+            for i in range(n):
+                for j in range(width):
+                    centred[-1][i, j] = (rows[i, j] - mean[j]) * scale
+        overlap = mpmath.fsum(mpmath.svd_r(centred[0] * centred[1].T, compute_uv=False))
+        traces = mpmath.fsum(value**2 for part in centred for value in part)
+        shift = mpmath.fsum((a - b) ** 2 for a, b in zip(*means, strict=True))
+        expected = float(shift + traces - 2 * overlap)
+    found = frechet_distance(*(FeatureStatistics.of(x) for x in golden_sets("rank_deficient")))
+    assert found == pytest.approx(expected, abs=1e-11)
+    assert abs(found - GOLDEN_METRICS["rank_deficient/fid"]) < 1e-5  # what sqrtm makes of it
+
+
+def test_the_inception_score_is_the_adm_suites():
+    """To 1e-9 in its float32; float64 moves it by its rounding."""
+    logits, split = GOLDEN_METRICS["is/logits"], int(GOLDEN_METRICS["is/split_size"])
+    expected = float(GOLDEN_METRICS["is/score"])
+    assert inception_score(logits, split) == pytest.approx(expected, abs=1e-9)
+    assert inception_score(logits, split, np.float64) == pytest.approx(expected, rel=2e-7)
+
+
+def test_the_inception_score_is_one_for_equal_answers_and_the_class_count_for_sure_and_balanced_ones():
+    assert inception_score(np.zeros((100, 7)), 50) == pytest.approx(1)
+    assert inception_score(1e3 * np.eye(8)[np.arange(80) % 8], 40) == pytest.approx(8)
+
+
+def test_torch_fidelity_gives_the_same_distance_score_and_kid_of_the_same_features():
+    from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
+    from torch_fidelity.metric_isc import isc_features_to_metric
+    from torch_fidelity.metric_kid import kid_features_to_metric
+
+    a, b = (random_features(n, 32, seed) for n, seed in ((900, 0), (700, 1)))
+    theirs = [fid_features_to_statistics(torch.from_numpy(x)) for x in (a, b)]
+    fid = fid_statistics_to_metric(*theirs, False)["frechet_inception_distance"]
+    assert frechet_distance(statistics_of(a), statistics_of(b)) == pytest.approx(fid, rel=1e-9)
+    isc = isc_features_to_metric(torch.from_numpy(a), splits=9, shuffle=False)["inception_score_mean"]
+    assert inception_score(a, 100, np.float64) == pytest.approx(isc, rel=1e-10)
+    kid = kid_features_to_metric(
+        torch.from_numpy(a), torch.from_numpy(b), kid_subsets=5, kid_subset_size=300, verbose=False,
+        kid_kernel="poly", kid_kernel_poly_degree=3, kid_kernel_poly_gamma=None, kid_kernel_poly_coef0=1,
+        rng_seed=2020,
+    )  # fmt: skip
+    mean, spread = kernel_distance(a, b, num_subsets=5, subset_size=300)
+    assert mean == pytest.approx(kid["kernel_inception_distance_mean"], rel=1e-10)
+    assert spread == pytest.approx(kid["kernel_inception_distance_std"], rel=1e-8)
+
+
+def test_kid_of_one_distribution_is_zero_within_its_spread_and_small_sets_shrink_the_subsets():
+    a, b = np.split(np.random.default_rng(0).normal(size=(400, 8)), 2)
+    mean, spread = kernel_distance(a, b, num_subsets=30)
+    assert abs(mean) < 0.1
+    assert spread < 1e-9  # subsets of all 200 are one subset
+    with pytest.raises(ValueError, match="at least 2 features"):
+        kernel_distance(a[:1], b)
+
+
+def test_statistics_of_an_odd_number_over_8_processes_are_those_of_the_whole_shifted_by_1000():
+    features = np.random.default_rng(0).normal(size=(50_001, 6))
+    whole = FeatureStatistics.of(features)
+    merged = FeatureStatistics(6)
+    for process in range(8):
+        merged.merge(FeatureStatistics.of(features[process::8] + 1000))
+    assert merged.n == 50_001
+    np.testing.assert_allclose(merged.mean, whole.mean + 1000, rtol=1e-14)
+    np.testing.assert_allclose(merged.covariance, whole.covariance, atol=1e-11)
+
+
+def test_statistics_of_another_width_and_empty_parts_are_refused_or_nothing():
+    statistics = FeatureStatistics.of(np.ones((3, 2)))
+    statistics.merge(FeatureStatistics(2))
+    statistics.update(np.ones((0, 2)))
+    assert statistics.n == 3
+    with pytest.raises(ValueError, match="width 5 and 2"):
+        statistics.merge(FeatureStatistics(5))
+    with pytest.raises(ValueError, match=r"\(B, 2\)"):
+        statistics.update(np.ones((4, 3)))

@@ -9,6 +9,7 @@ from PIL import Image
 
 from sitvit.data import sources as image_sources
 from sitvit.eval.evaluate import evaluate
+from sitvit.eval.settings import EvaluationConfig
 from sitvit.flow.guidance import Guidance
 from sitvit.flow.samplers import FixedOde
 from sitvit.generate.generation import generate
@@ -27,7 +28,7 @@ def run(trained_run, tmp_path, monkeypatch, images):
             labels="balanced", seed=0, sampler=FixedOde("euler", 2), guidance=Guidance(scale), batch_size=10,
             autoencoder_name=None,
         )  # fmt: skip
-        evaluate(str(made), None, 10, None)
+        evaluate(EvaluationConfig(samples=str(made)))
     return folder
 
 

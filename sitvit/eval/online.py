@@ -1,0 +1,77 @@
+"""A checkpoint's images measured as they are made: nothing is written unless asked for."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..flow.guidance import Guidance
+from ..flow.samplers import find_sampler
+from ..generate.draws import resolve_labels
+from ..generate.generation import write
+from ..generate.job import Job
+from ..generate.trained import open_trained
+from .sets import ImageSet, open_set
+from .settings import EvaluationConfig
+
+
+class Generated:
+    """The images of a job as an image source; a batch is made once where images are read in order."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.class_names = job.trained.class_names
+        self.labels = job.labels_of(range(job.num_images)).numpy()
+        self._batch, self._images = range(0), np.empty(0, dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return self.job.num_images
+
+    def name(self, index: int) -> str:
+        """Which image, for messages."""
+        return f"image {index} of {self.job.trained.where}"
+
+    def read(self, index: int) -> np.ndarray:
+        """Image `index`, uint8 (H, W, 3)."""
+        if index not in self._batch:
+            start = index - index % self.job.batch_size
+            self._batch = range(start, start + self.job.batch_size)
+            self._images = self.job.batch(self._batch)
+        return self._images[index - self._batch.start]
+
+
+def job_of(config: EvaluationConfig, device: Any) -> Job:
+    """The job of images that `config` asks for; ValueError where its settings do not fit the checkpoint."""
+    trained = open_trained(config.checkpoint, config.weights, autoencoder=config.autoencoder)
+    guidance = Guidance(
+        config.cfg_scale,
+        (config.guidance_interval[0], config.guidance_interval[1]),
+        config.guided_channels,
+        config.guidance_rescale,
+    )
+    return Job(
+        trained,
+        config.num_images,
+        resolve_labels(config.labels, trained.class_names),
+        config.seed,
+        find_sampler(config.sampler, config.sampler_parts()),
+        guidance,
+        config.sampling_batch_size,
+        device,
+    )
+
+
+def open_checkpoint_set(config: EvaluationConfig, device: Any) -> ImageSet:
+    """The images of a checkpoint: made when read, or first written to `config.keep_samples`."""
+    job = job_of(config, device)
+    if config.keep_samples is not None:
+        return open_set(str(write(job, Path(config.keep_samples))), device)
+    about = {**asdict(job.settings()), "checkpoint": job.trained.where, "step": job.trained.step}
+    about = json.loads(json.dumps(about))  # as it will be read again
+    fingerprint = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    return ImageSet(
+        Generated(job), about, fingerprint, about["image_size"], job.trained.trained_on, True, job.batch_size
+    )

@@ -1,0 +1,65 @@
+"""Many evaluations of one checkpoint, and the check of an evaluator against published numbers."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .. import runtime
+from .evaluate import evaluate
+from .settings import EvaluationConfig, sweep_points
+
+PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
+    "256": {"FID": (3.9426, 0.005), "sFID": (6.1404, 0.01), "IS": (215.84, 0.3)},
+    "128": {
+        "FID": (2.97329, 0.001),
+        "sFID": (5.0946, 0.003),
+        "IS": (141.477, 0.02),
+        "precision": (0.78042, 0.001),
+        "recall": (0.5906, 0.001),
+    },
+}
+"""ADM's sample batches: 256, admnet_guided_upsampled_imagenet256.npz; 128, admnet_guided_imagenet128.npz.
+
+For each metric the published value and what is allowed."""
+
+
+def sweep(config: EvaluationConfig, swept: dict[str, list[str]], out: Path) -> list[dict[str, Any]]:
+    """Evaluate every combination of `swept` values; each tried point is recorded in `out`/sweep.json.
+
+    A point that was measured before is not measured again, so a killed sweep goes on.
+
+    Raises:
+        ValueError: a key or value that cannot be swept, or no checkpoint to sample.
+    """
+    if config.checkpoint is None:
+        raise ValueError("a sweep samples a checkpoint: --checkpoint")
+    rows: list[dict[str, Any]] = []
+    points = sweep_points(config, swept)
+    for number, point in enumerate(points):
+        values = {key: getattr(point, key) for key in swept}
+        name = "-".join(f"{key}_{_word(value)}" for key, value in values.items())
+        runtime.say(f"point {number + 1} of {len(points)}: {name}")
+        kept = point.keep_samples and str(Path(point.keep_samples) / name)
+        metrics, path = evaluate(replace(point, out=str(out / f"{name}.json"), keep_samples=kept))
+        rows.append({**values, "metrics": metrics, "file": path.name})
+        if runtime.is_main_process():
+            runtime.write_json(out / "sweep.json", {"tried": rows, "points": len(points)})
+    return rows
+
+
+def _word(value: Any) -> str:
+    return "to".join(f"{part:g}" for part in value) if isinstance(value, list) else f"{value}"
+
+
+def check_against_published(which: str, metrics: dict[str, float]) -> list[str]:
+    """A line for each published number; ValueError with the lines where one is missed."""
+    lines, missed = [], []
+    for name, (value, allowed) in PUBLISHED[which].items():
+        ok = abs(metrics[name] - value) <= allowed
+        lines.append(
+            f"{name} {metrics[name]:.4f}, published {value} +- {allowed}: {'ok' if ok else 'MISSED'}"
+        )
+        missed += [] if ok else [name]
+    if missed:
+        raise ValueError(f"this evaluator misses {', '.join(missed)}:\n  " + "\n  ".join(lines))
+    return lines

@@ -1,0 +1,343 @@
+"""Online equals offline, any number of processes, continued, sweeps, references and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sitvit.config import load_config
+from sitvit.data import sources as image_sources
+from sitvit.eval import extraction
+from sitvit.eval.evaluate import evaluate, make_reference
+from sitvit.eval.extraction import extract
+from sitvit.eval.features import CallableFeatures, FashionFeatures
+from sitvit.eval.online import job_of
+from sitvit.eval.sets import ImageSet, open_set
+from sitvit.eval.settings import EvaluationConfig, preset_path, sweep_points
+from sitvit.eval.sweep import check_against_published, sweep
+from sitvit.flow.samplers import find_sampler
+
+CPU = torch.device("cpu")
+FASHION = FashionFeatures.name
+
+
+@pytest.fixture
+def few(monkeypatch, images):
+    monkeypatch.setitem(image_sources.EMBEDDED, "fashion-mnist", lambda: images)
+
+
+@pytest.fixture
+def config(trained_run, few, tmp_path):
+    """Of a checkpoint: 22 images in batches of 5, so the last is short."""
+    return EvaluationConfig(
+        checkpoint=str(trained_run), features=FASHION, out=str(tmp_path / "online.json"), num_images=22,
+        method="euler", num_steps=2, cfg_scale=1.5, sampling_batch_size=5, batch_size=8,
+        metrics=["fid", "pr", "kid"],
+    )  # fmt: skip
+
+
+def brightness(width=3):
+    def function(images):
+        return images.float().mean(dim=(1, 2)).repeat(1, width // 3) / 255
+
+    return CallableFeatures(function, "brightness", width, "1")
+
+
+def write_pictures(folder, count=12, size=(20, 20), suffix="png"):
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = np.random.default_rng(0)
+    for i in range(count):
+        pixels = draw.integers(0, 256, (size[1], size[0], 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(
+            folder / f"{i:03d}.{suffix}", **({} if suffix == "png" else {"quality": 95})
+        )
+    return folder
+
+
+def one_of(index, count):
+    return SimpleNamespace(
+        process_index=index, num_processes=count, is_main_process=index == 0, device=CPU,
+        wait_for_everyone=lambda: None,
+    )  # fmt: skip
+
+
+def test_online_evaluation_equals_offline_evaluation_of_the_same_checkpoint(config, tmp_path):
+    online, _ = evaluate(config)
+    assert not list(tmp_path.rglob("*.png"))
+    folder = tmp_path / "kept"
+    kept = replace(config, keep_samples=str(folder), out=str(tmp_path / "offline.json"))
+    offline, path = evaluate(kept)
+    assert online == offline
+    again = EvaluationConfig(samples=str(folder), **{
+        key: getattr(config, key) for key in ("features", "batch_size", "metrics")
+    })  # fmt: skip
+    assert evaluate(again)[0] == offline
+    assert len(list(folder.rglob("0*.png"))) == 22
+    assert not list(tmp_path.glob(".*.features"))  # nothing is left behind
+    assert json.loads(path.read_text())["protocol"]["measures"]["pr"]["distances"] == "float32"
+
+
+def test_the_protocol_of_an_online_number_names_all_that_the_images_follow_from(config):
+    _, path = evaluate(config)
+    about = json.loads(path.read_text())["protocol"]["samples"]
+    for key in (
+        "weights_sha256",
+        "sampler",
+        "cfg_scale",
+        "guidance_interval",
+        "labels",
+        "seed",
+        "uint8_rule",
+    ):
+        assert key in about
+
+
+@pytest.mark.parametrize("num_processes", [2, 8])
+def test_the_features_are_the_same_bits_for_any_number_of_processes(tmp_path, monkeypatch, num_processes):
+    monkeypatch.setattr(extraction, "BLOCK", 5)
+    pictures = open_set(str(write_pictures(tmp_path / "p", 23)), CPU)
+    whole = extract(pictures, None, brightness(), 3, tmp_path / "one", "x", one_of(0, 1))
+    for process in reversed(range(num_processes)):  # the main one last, as behind a barrier
+        state = one_of(process, num_processes)
+        parts = extract(pictures, None, brightness(), 3, tmp_path / "many", "x", state)
+    assert np.array_equal(parts.pool, whole.pool)
+    assert np.array_equal(parts.statistics.covariance, whole.statistics.covariance)
+
+
+def test_a_killed_extraction_goes_on_with_the_blocks_that_are_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(extraction, "BLOCK", 4)
+    pictures = open_set(str(write_pictures(tmp_path / "p", 10)), CPU)
+    read = []
+
+    class Counting:
+        class_names, labels = [], pictures.images.labels
+
+        def __len__(self):
+            return 10
+
+        def name(self, index):
+            return pictures.images.name(index)
+
+        def read(self, index):
+            if index == 9 and not read.count(9):
+                read.append(9)
+                raise ValueError("the power is gone")
+            read.append(index)
+            return pictures.images.read(index)
+
+    counted = ImageSet(Counting(), {}, "f")
+    with pytest.raises(ValueError, match="power"):
+        extract(counted, None, brightness(), 2, tmp_path / "s", "x", one_of(0, 1))
+    read.clear()
+    read.append(9)
+    found = extract(counted, None, brightness(), 2, tmp_path / "s", "x", one_of(0, 1))
+    assert set(read) <= {0, 8, 9}  # 0 tells the size; blocks 0 and 1 were there
+    plain = extract(pictures, None, brightness(), 2, tmp_path / "t", "x", one_of(0, 1))
+    assert np.array_equal(found.pool, plain.pool)
+
+
+def test_a_sweep_records_every_point_and_measures_none_twice(config, tmp_path, capsys):
+    swept = {"cfg_scale": ["1", "1.5"], "guidance_interval": ["0:1", "0.2:0.8"]}
+    small = replace(config, metrics=["fid"])
+    rows = sweep(small, swept, tmp_path / "sweep")
+    assert [(r["cfg_scale"], r["guidance_interval"]) for r in rows] == [
+        (1.0, [0.0, 1.0]), (1.0, [0.2, 0.8]), (1.5, [0.0, 1.0]), (1.5, [0.2, 0.8]),
+    ]  # fmt: skip
+    record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert record["tried"] == rows
+    capsys.readouterr()
+    assert sweep(small, swept, tmp_path / "sweep") == rows
+    assert capsys.readouterr().out.count("was measured before") == 4
+
+
+def test_a_sweep_of_unknown_keys_or_values_is_refused():
+    config = EvaluationConfig(checkpoint="run")
+    with pytest.raises(ValueError, match="not 'sampler'"):
+        sweep_points(config, {"sampler": ["heun"]})
+    with pytest.raises(ValueError, match="LOW:HIGH"):
+        sweep_points(config, {"guidance_interval": ["0.1"]})
+    with pytest.raises(ValueError, match="twice"):
+        sweep_points(config, {"cfg_scale": ["1", "1.0"]})
+    with pytest.raises(ValueError, match="cfg_scale must be 1"):
+        sweep_points(config, {"cfg_scale": ["0.5"]})
+    with pytest.raises(ValueError, match="--checkpoint"):
+        sweep(EvaluationConfig(samples="x"), {}, Path("out"))
+
+
+@pytest.mark.parametrize("name", ["sit-sde", "sit-ode", "dit", "fid10k-quick"])
+def test_every_preset_is_readable_and_its_sampler_is_known(name):
+    config = load_config(preset_path(name), ["checkpoint=run"], EvaluationConfig)
+    assert config.features == "inception"
+    find_sampler(config.sampler, config.sampler_parts())
+
+
+def test_an_unknown_preset_and_no_samples_are_refused():
+    with pytest.raises(ValueError, match="fid10k-quick"):
+        preset_path("sit")
+    with pytest.raises(ValueError, match="either samples or checkpoint"):
+        load_config(None, [], EvaluationConfig)
+    with pytest.raises(ValueError, match="did you mean cfg_scale"):
+        load_config(None, ["cfgscale=1"], EvaluationConfig)
+
+
+def test_a_statistics_file_stands_for_its_images_and_carries_its_provenance(tmp_path):
+    pictures = write_pictures(tmp_path / "real", 30)
+    samples = write_pictures(tmp_path / "made", 20)
+    config = EvaluationConfig(
+        samples=str(samples), reference=str(pictures), features=FASHION, metrics=["fid", "pr"]
+    )
+    direct, _ = evaluate(replace(config, out=str(tmp_path / "a.json")))
+    made = make_reference(config, str(pictures), tmp_path / "real.npz", None)
+    by_file, path = evaluate(replace(config, reference=str(made), out=str(tmp_path / "b.json")))
+    assert by_file == pytest.approx(direct, rel=1e-12)
+    about = json.loads(path.read_text())["protocol"]["reference"]["provenance"]
+    assert about["num_images"] == 30
+    assert about["image_shape"] == [20, 20, 3]
+    with pytest.raises(ValueError, match="is there already"):
+        make_reference(config, str(pictures), made, None)
+
+
+def adm_file(path, extractor, **changes):
+    """A reference as ADM's: statistics, and images for precision and recall."""
+    draw = np.random.default_rng(1)
+    width = extractor.num_features
+    arrays = {
+        "arr_0": draw.integers(0, 256, (30, 20, 20, 3)).astype(np.uint8),
+        "mu": np.full(width, 0.5), "sigma": np.eye(width) * 0.01,
+    }  # fmt: skip
+    arrays |= changes
+    np.savez(path, **{key: value for key, value in arrays.items() if value is not None})
+    return str(path)
+
+
+def measured(tmp_path, reference, **more):
+    samples = tmp_path / "made"
+    if not samples.exists():
+        write_pictures(samples, 20)
+    config = EvaluationConfig(
+        samples=str(samples), reference=reference, out=str(tmp_path / "m.json"),
+        **{"metrics": ["fid", "pr"], **more},
+    )  # fmt: skip
+    return evaluate(config, brightness())
+
+
+def test_an_adm_reference_gives_its_statistics_and_its_images_features(tmp_path, capsys):
+    metrics, _ = measured(tmp_path, adm_file(tmp_path / "ref.npz", brightness()))
+    assert set(metrics) == {"FD-brightness", "precision", "recall"}
+    said = capsys.readouterr().out
+    assert "could be checked by its shapes alone" in said
+    assert "below 2,048 the distance is biased" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"sigma": None}, "lacks sigma; it has arr_0, mu"),
+        ({"mu": np.zeros(9), "sigma": np.eye(9)}, r"mu is \(9,\) .* brightness has 3 features"),
+        ({"sigma": np.full((3, 3), np.nan)}, "sigma has values that are no finite numbers"),
+        ({"sigma": np.arange(9.0).reshape(3, 3)}, "sigma is no covariance"),
+        ({"arr_0": None}, "pr need the features of 4 or more reference images; .* has 0"),
+        ({"arr_0": np.zeros((2, 20, 20, 3), np.uint8)}, "4 or more reference images; .* has 2"),
+        ({"arr_0": np.zeros((30, 32, 32, 3), np.uint8)}, "samples have 20 x 20 pixels, but .* 32 x 32"),
+        ({"arr_0": np.zeros((30, 20, 20, 3), np.float32)}, "needed is uint8"),
+        ({"mu_s": np.zeros(2)}, "lacks mu_s or sigma_s"),
+    ],
+)
+def test_a_reference_that_does_not_fit_is_refused_by_name(tmp_path, changes, sentence):
+    path = adm_file(tmp_path / "ref.npz", brightness(), **changes)
+    with pytest.raises(ValueError, match=sentence) as refusal:
+        measured(tmp_path, path)
+    assert "ref.npz" in str(refusal.value)
+    assert not (tmp_path / "m.json").exists()
+
+
+def test_a_reference_of_other_features_size_or_kind_is_refused(tmp_path):
+    pictures = write_pictures(tmp_path / "real", 30)
+    config = EvaluationConfig(samples=str(pictures), features=FASHION)
+    of_others = make_reference(config, str(pictures), tmp_path / "others.npz", None)
+    with pytest.raises(ValueError, match="holds statistics of fashion-classifier .* not of brightness"):
+        measured(tmp_path, str(of_others))
+    larger = make_reference(config, str(pictures), tmp_path / "larger.npz", 32)
+    samples = write_pictures(tmp_path / "made", 20)
+    with pytest.raises(ValueError, match="samples have 20 x 20 pixels, but .* 32 x 32"):
+        evaluate(replace(config, samples=str(samples), reference=str(larger), out=str(tmp_path / "m.json")))
+    text = tmp_path / "text.npz"
+    text.write_text("mu sigma")
+    with pytest.raises(ValueError, match=r"text.npz cannot be read as an npz file"):
+        measured(tmp_path, str(text))
+
+
+def test_samples_that_cannot_be_measured_are_refused_by_name(tmp_path):
+    real = str(write_pictures(tmp_path / "real", 12))
+
+    def refuse(samples, sentence):
+        config = EvaluationConfig(samples=str(samples), reference=real, out=str(tmp_path / "m.json"))
+        with pytest.raises(ValueError, match=sentence):
+            evaluate(config, brightness())
+
+    (tmp_path / "empty").mkdir()
+    refuse(tmp_path / "empty", "empty has no images")
+    mixed = write_pictures(tmp_path / "mixed", 3)
+    Image.new("RGB", (30, 20)).save(mixed / "999.png")
+    refuse(mixed, "999.png has 30 x 20 pixels")
+    corrupt = write_pictures(tmp_path / "corrupt", 3)
+    (corrupt / "001.png").write_bytes(b"no picture")
+    refuse(corrupt, "001.png cannot be read as an image")
+    np.savez(tmp_path / "floats.npz", arr_0=np.zeros((4, 20, 20, 3), np.float32))
+    refuse(tmp_path / "floats.npz", "needed is uint8")
+    np.savez(tmp_path / "ones.npz", arr_0=np.ones((4, 20, 20, 3), np.uint8))
+    refuse(tmp_path / "ones.npz", "only the values 0 and 1")
+    refuse(tmp_path / "absent", "there is no folder")
+
+
+def test_metrics_that_the_features_do_not_have_are_refused_before_anything_is_read(tmp_path):
+    path = adm_file(tmp_path / "ref.npz", brightness())
+    for metric, sentence in (("sfid", "no spatial features"), ("is", "no logits of an Inception Score")):
+        with pytest.raises(ValueError, match=sentence):
+            measured(tmp_path, path, metrics=[metric])
+
+
+def test_the_same_images_as_a_folder_a_zip_and_an_npz_give_the_same_number(tmp_path):
+    import zipfile
+
+    folder = write_pictures(tmp_path / "flat", 9)
+    with zipfile.ZipFile(tmp_path / "flat.zip", "w") as archive:
+        for path in sorted(folder.iterdir()):
+            archive.write(path, path.name)
+    stacked = np.stack([np.asarray(Image.open(path)) for path in sorted(folder.iterdir())])
+    np.savez(tmp_path / "flat.npz", arr_0=stacked)
+    real = str(write_pictures(tmp_path / "real", 30))
+    found = [
+        evaluate(
+            EvaluationConfig(
+                samples=str(tmp_path / name), reference=real, out=str(tmp_path / f"{name}.json")
+            ),
+            brightness(),
+        )[0]["FD-brightness"]
+        for name in ("flat", "flat.zip", "flat.npz")
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_all_images_of_a_folder_are_counted_whatever_their_suffix_and_depth(tmp_path):
+    folder = write_pictures(tmp_path / "p", 2)
+    write_pictures(folder / "below", 2, suffix="JPEG")
+    write_pictures(folder / "below" / "again", 1, suffix="webp")
+    assert len(open_set(str(folder), CPU).images) == 5
+
+
+def test_the_self_check_passes_on_the_published_numbers_and_names_what_is_missed():
+    good = {"FID": 3.941, "sFID": 6.1405, "IS": 215.98, "precision": 0.8, "recall": 0.5}
+    assert all(line.endswith("ok") for line in check_against_published("256", good))
+    with pytest.raises(ValueError, match="misses FID:"):
+        check_against_published("256", {**good, "FID": 3.95})
+
+
+def test_the_images_of_a_job_are_those_that_it_is_asked_for(config):
+    job = job_of(config, CPU)
+    assert (job.num_images, job.batch_size, job.guidance.cfg_scale) == (22, 5, 1.5)
