@@ -83,6 +83,33 @@ def sample(arguments: list[str]) -> None:
         runtime.say(f"look at {grid}")
 
 
+def export_pipeline(arguments: list[str]) -> None:
+    """Write a run as a folder that sitvit.SiTPipeline loads."""
+    parser = make_parser(
+        "Write a network with its autoencoder and class names as a diffusers pipeline: "
+        "sitvit.SiTPipeline.from_pretrained(OUT) loads it, offline."
+    )
+    parser.add_argument("source", help="a run, a checkpoint, a model folder or an official file")
+    parser.add_argument("out", type=Path, help="the folder to write")
+    _add_source(parser)
+    options = parser.parse_args(arguments)
+    if options.out.exists():
+        raise ValueError(f"{options.out} is there already; choose another name, or delete it")
+    from ..generate.export import export_pipeline as export
+    from ..generate.trained import open_trained
+
+    trained = open_trained(options.source, options.weights, options.step, options.autoencoder, options.family)
+    export(trained, options.out)
+    runtime.say(f"{options.out}: {trained.weights} of {trained.where}")
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--weights", help="ema, model or a full name (default: the average)")
+    parser.add_argument("--step", type=int, help="which checkpoint of a run (default: the newest)")
+    parser.add_argument("--autoencoder", help="where it lies, if it moved or nothing recorded it")
+    parser.add_argument("--family", choices=["SiT", "DiT"], help="where an official file does not tell")
+
+
 def _add_sampler(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sampler",

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from .. import runtime
 from ..data.autoencoder import Autoencoder, AutoencoderIdentity, sha256_of_weights
 from ..flow.ddpm_samplers import over_time
@@ -67,8 +69,13 @@ class Trained:
         return {"weights": self.weights, "weights_sha256": self.weights_sha256}
 
     def over_time(self) -> ConditionalVelocity:
-        """The network as a function of (x, t, labels) with t in [0, 1]."""
-        return over_time(self.network) if self.is_discrete else self.network
+        """The network as a function of (x, t, labels) with t in [0, 1]; times stay in float32."""
+        network: Any = self.network
+
+        def typed(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+            return network(x.to(network.dtype), t, labels)  # type: ignore[no-any-return]
+
+        return over_time(typed) if self.is_discrete else typed
 
     def check_sampler(self, sampler: Sampler) -> None:
         """ValueError where the sampler is of the other family."""
