@@ -115,7 +115,7 @@ def open_trained(
     if path is None or (path / "checkpoints").is_dir() or (path / RECORD).is_file():
         found = find_checkpoint(None if path is None else str(path))
         return of_checkpoint(found if step is None else _of_step(found, step), weights, autoencoder)
-    if path.is_dir() and not any(path.glob("*.json")):
+    if not path.exists() or (path.is_dir() and not any(path.glob("*.json"))):
         find_checkpoint(str(path))  # says what it is not
     if step is not None:
         raise ValueError(f"a step is one of a run's; {path} is not a run")
@@ -173,9 +173,7 @@ def _from_elsewhere(path: Path, weights: str | None, autoencoder: str | None, fa
     named = autoencoder or ("pixels" if ours and index.get("vae", [None])[0] is None else None)
     vae = path / "vae"
     if named is None and not vae.is_dir():
-        raise ValueError(
-            f"{path} does not say which autoencoder its latents are of: name it by --autoencoder"
-        )
+        raise ValueError(f"{path} does not say which autoencoder its latents are of: give --autoencoder")
     identity = Autoencoder(named or str(vae), "cpu").identity
     if ours:
         identity = replace(identity, channel_mean=index["channel_mean"], channel_std=index["channel_std"])
