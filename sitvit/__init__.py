@@ -6,6 +6,7 @@ The public names are imported on first use, so that `import sitvit` stays instan
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .generate.pipeline import SiTPipeline as SiTPipeline
     from .models.convert import init_from as init_from
     from .models.dit import DiT as DiT
     from .models.presets import build_model as build_model
@@ -14,11 +15,12 @@ if TYPE_CHECKING:
     from .train.checkpoint import load_checkpoint as load_checkpoint
 
 __version__ = "0.1.0"
-__all__ = ["DiT", "SiT", "ViT5", "__version__", "build_model", "init_from", "load_checkpoint"]
+__all__ = ["DiT", "SiT", "SiTPipeline", "ViT5", "__version__", "build_model", "init_from", "load_checkpoint"]
 
 _HOME = {
     "DiT": "sitvit.models.dit",
     "SiT": "sitvit.models.sit",
+    "SiTPipeline": "sitvit.generate.pipeline",
     "ViT5": "sitvit.models.vit5",
     "build_model": "sitvit.models.presets",
     "init_from": "sitvit.models.convert",

@@ -4,7 +4,7 @@ from .bench import bench
 from .data import encode_latents, fetch_data
 from .evaluate import evaluate, report
 from .frame import explain, main
-from .generate import sample
+from .generate import export_pipeline, sample
 from .models import geometry, import_checkpoint
 from .train import reconstruct_average, train_autoencoder, train_classifier, train_sit
 
@@ -13,6 +13,7 @@ __all__ = [
     "encode_latents",
     "evaluate",
     "explain",
+    "export_pipeline",
     "fetch_data",
     "geometry",
     "import_checkpoint",

@@ -92,6 +92,18 @@ class Autoencoder:
         self.device = torch.device(device)
         self.identity = _identity(str(Path(name).resolve()) if Path(name).is_dir() else name, self.network)
 
+    @classmethod
+    def around(
+        cls, network: Any, name: str, channel_mean: list[float] | None, channel_std: list[float] | None
+    ) -> "Autoencoder":
+        """One that is loaded already (None: pixels), turned to float32; its weights are not hashed."""
+        made = cls.__new__(cls)
+        made.network = Pixels() if network is None else network.float()
+        made.device = torch.device("cpu") if network is None else network.device
+        identity = _identity(PIXELS if network is None else name, made.network, hashed=False)
+        made.identity = replace(identity, channel_mean=channel_mean, channel_std=channel_std)
+        return made
+
     def match(self, expected: AutoencoderIdentity) -> None:
         """Decode latents of `expected`, with its channels' mean and spread; ValueError if it is another."""
         identity = replace(
@@ -135,7 +147,7 @@ class Pixels(nn.Module):
         return SimpleNamespace(sample=latents)
 
 
-def _identity(name: str, network: Any) -> AutoencoderIdentity:
+def _identity(name: str, network: Any, hashed: bool = True) -> AutoencoderIdentity:
     if isinstance(network, Pixels):
         return AutoencoderIdentity(name, PIXELS, 1.0, 0.0, latent_channels=3, downsampling=1)
     config: Any = network.config
@@ -149,7 +161,7 @@ def _identity(name: str, network: Any) -> AutoencoderIdentity:
     }  # fmt: skip
     return AutoencoderIdentity(
         name=name,
-        sha256=sha256_of_weights(network),
+        sha256=sha256_of_weights(network) if hashed else "",
         scaling_factor=scale,
         shift_factor=float(getattr(config, "shift_factor", None) or 0.0),
         latent_channels=int(config.latent_channels),

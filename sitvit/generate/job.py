@@ -172,13 +172,17 @@ class Job:
 
     def decode(self, latents: Tensor) -> Tensor:
         """Pixels (B, 3, H, W) float32 of latents; FloatingPointError where they are not finite."""
-        pixels = self.autoencoder.decode(latents)
-        bad = (~torch.isfinite(pixels).flatten(1).all(dim=1)).nonzero().flatten().tolist()
-        if bad:
-            raise FloatingPointError(
-                f"the decoded images are not finite (number {bad[0]} of the batch first)"
-            )
-        return pixels
+        return check_finite(self.autoencoder.decode(latents))
+
+
+def check_finite(pixels: Tensor) -> Tensor:
+    """`pixels` as they are; FloatingPointError naming the first image of the batch that is not finite."""
+    bad = (~torch.isfinite(pixels).flatten(1).all(dim=1)).nonzero().flatten().tolist()
+    if bad:
+        raise FloatingPointError(
+            f"the decoded images are not finite (sample {bad[0]} of the batch, {len(bad)} in all)"
+        )
+    return pixels
 
 
 def bind(

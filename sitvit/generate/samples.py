@@ -6,6 +6,7 @@ OUT/samples.json          the record: settings, labels, cost; written last
 """
 
 import os
+import zipfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -134,6 +135,23 @@ class Samples:
     def read(self, index: int) -> np.ndarray:
         """Image `index`, uint8 (H, W, 3)."""
         return read_image(image_path(self.folder, index))
+
+
+def write_npz(samples: Samples) -> Path:
+    """`arr_0`, uint8 (N, H, W, 3), as the ADM suite reads it, beside the images."""
+    count = len(samples)
+    shape = (count, *samples.read(0).shape)
+    path = samples.folder / f"samples_{'x'.join(map(str, shape))}.npz"
+    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    with (
+        runtime.write_aside(path) as temporary,
+        zipfile.ZipFile(temporary, "w") as archive,
+        archive.open("arr_0.npy", "w", force_zip64=True) as entry,
+    ):
+        np.lib.format.write_array_header_2_0(entry, header)
+        for index in range(count):
+            entry.write(samples.read(index).tobytes())
+    return path
 
 
 def lacking(folder: Path, num_images: int) -> set[str]:

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from .. import runtime
 from ..data.autoencoder import Autoencoder, AutoencoderIdentity, sha256_of_weights
 from ..flow.ddpm_samplers import over_time
@@ -67,8 +69,13 @@ class Trained:
         return {"weights": self.weights, "weights_sha256": self.weights_sha256}
 
     def over_time(self) -> ConditionalVelocity:
-        """The network as a function of (x, t, labels) with t in [0, 1]."""
-        return over_time(self.network) if self.is_discrete else self.network
+        """The network as a function of (x, t, labels) with t in [0, 1]; times stay in float32."""
+        network: Any = self.network
+
+        def typed(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+            return network(x.to(network.dtype), t, labels)  # type: ignore[no-any-return]
+
+        return over_time(typed) if self.is_discrete else typed
 
     def check_sampler(self, sampler: Sampler) -> None:
         """ValueError where the sampler is of the other family."""
@@ -108,7 +115,7 @@ def open_trained(
     if path is None or (path / "checkpoints").is_dir() or (path / RECORD).is_file():
         found = find_checkpoint(None if path is None else str(path))
         return of_checkpoint(found if step is None else _of_step(found, step), weights, autoencoder)
-    if path.is_dir() and not any(path.glob("*.json")):
+    if not path.exists() or (path.is_dir() and not any(path.glob("*.json"))):
         find_checkpoint(str(path))  # says what it is not
     if step is not None:
         raise ValueError(f"a step is one of a run's; {path} is not a run")
@@ -166,9 +173,7 @@ def _from_elsewhere(path: Path, weights: str | None, autoencoder: str | None, fa
     named = autoencoder or ("pixels" if ours and index.get("vae", [None])[0] is None else None)
     vae = path / "vae"
     if named is None and not vae.is_dir():
-        raise ValueError(
-            f"{path} does not say which autoencoder its latents are of: name it by --autoencoder"
-        )
+        raise ValueError(f"{path} does not say which autoencoder its latents are of: give --autoencoder")
     identity = Autoencoder(named or str(vae), "cpu").identity
     if ours:
         identity = replace(identity, channel_mean=index["channel_mean"], channel_std=index["channel_std"])
