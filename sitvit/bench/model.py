@@ -95,6 +95,7 @@ def _call(
 
 
 def diffusers_dit(size: str) -> nn.Module:
+    """The yardstick: diffusers' DiT of a size at 256 pixels."""
     from ..models.diffusers_dit import new_diffusers_dit
 
     return new_diffusers_dit(**SIZES[size], input_size=LATENT, patch_size=2, num_classes=CLASSES)
