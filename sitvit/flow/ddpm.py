@@ -200,6 +200,7 @@ def ddpm_sample(
     Raises:
         FloatingPointError: the result is not finite.
     """
+    x = _wide(x)
     for step, index in enumerate(reversed(range(len(diffusion)))):
         prediction = diffusion.evaluate(network, x, index)
         x = prediction.mean
@@ -227,6 +228,7 @@ def ddim_sample(
     """
     if not 0 <= eta <= 1:
         raise ValueError(f"eta must be from 0 (no noise) to 1 (as DDPM), got {eta}")
+    x = _wide(x)
     for step, index in enumerate(reversed(range(len(diffusion)))):
         prediction = diffusion.evaluate(network, x, index)
         variance = eta**2 * diffusion.posterior_variance
@@ -250,6 +252,7 @@ def ddim_encode(
     The same steps backwards: the one to timestep t is made with the noise predicted at t, for the state
     before (as in diffusers' DDIMInverseScheduler). Calls, result and errors as in `ddpm_sample`.
     """
+    x = _wide(x)
     for index, timestep in enumerate(diffusion.timesteps.tolist()):
         output = network(x, torch.full((len(x),), timestep, device=x.device))
         noise_hat, _ = _noise_and_variance(output, x)
@@ -285,6 +288,10 @@ def _at(table: Tensor, index: Tensor | int, x: Tensor) -> Tensor:
 
 def _approximate_normal_cdf(z: Tensor) -> Tensor:
     return (1 + torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))) / 2
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _finite(x: Tensor, what: str) -> Tensor:

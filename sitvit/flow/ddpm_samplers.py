@@ -162,7 +162,7 @@ def _check_steps(num_steps: int) -> None:
 def _run(
     network: Velocity, x: Tensor, name: str, steps: Callable[[NoiseNetwork, Tensor], Tensor]
 ) -> Solution:
-    counted = Evaluations(network, eager=False)
+    counted = Evaluations(network, eager=False, same_shape=False)  # a variance may follow the noise
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     try:
         x = steps(lambda x, timesteps: counted(x, time_of(timesteps)), x)

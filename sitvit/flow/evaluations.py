@@ -29,11 +29,12 @@ class Solution:
 class Evaluations:
     """A velocity that counts its calls and notes at which time each sample was first not finite.
 
-    With `eager` it raises at once, which waits for a GPU at each call; without, `solution` does at the end.
+    With `same_shape` the output must have the state's shape. With `eager` it raises at once, which waits for
+    a GPU at each call; without, `solution` does at the end.
     """
 
-    def __init__(self, velocity: Velocity, eager: bool) -> None:
-        self.velocity, self.eager = velocity, eager
+    def __init__(self, velocity: Velocity, eager: bool, same_shape: bool = True) -> None:
+        self.velocity, self.eager, self.same_shape = velocity, eager, same_shape
         self.count = 0
         self._times: Tensor | None = None
         self._first_bad: Tensor | None = None
@@ -42,6 +43,8 @@ class Evaluations:
         self.count += 1
         # The state keeps its precision: a network under autocast gives bfloat16.
         out = self.velocity(x, t).to(x.dtype)
+        if self.same_shape and out.shape != x.shape:
+            raise ValueError(f"the velocity of a state {tuple(x.shape)} has the shape {tuple(out.shape)}")
         bad = ~torch.isfinite(out).flatten(1).all(dim=1)
         if self._first_bad is None:
             self._first_bad = torch.full_like(t, torch.nan)

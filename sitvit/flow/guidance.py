@@ -31,7 +31,7 @@ ConditionalVelocity = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Guidance:
     """Settings of guidance; `bind` makes a velocity of them.
 
-    `interval` = [low, high] in t; `channels` None guides all; `rescale` from 0 (off) to 1.
+    `interval` = [low, high] in t; `channels` None guides all, 3 as published; `rescale` from 0 (off) to 1.
 
     Raises:
         ValueError: naming the setting that makes no sense.
@@ -47,8 +47,10 @@ class Guidance:
             raise ValueError(f"cfg_scale must be 1 (no guidance) or more, got {self.cfg_scale}")
         if not 0 <= self.interval[0] <= self.interval[1] <= 1:
             raise ValueError(f"the guidance interval needs 0 <= low <= high <= 1, got {self.interval}")
-        if self.channels is not None and self.channels < 1:
-            raise ValueError(f"guided channels must be at least 1, or all, got {self.channels}")
+        if self.channels is not None and (self.channels != 3 or not isinstance(self.channels, int)):
+            raise ValueError(
+                f"guided channels must be 3, as published, or None for all; got {self.channels!r}"
+            )
         if not 0 <= self.rescale <= 1:
             raise ValueError(f"the guidance rescale must be from 0 (off) to 1, got {self.rescale}")
 
@@ -60,7 +62,7 @@ class Guidance:
     def check_channels(self, num_channels: int) -> None:
         """ValueError where some channels, but not all, are asked for of a latent that has not 4."""
         count = self.channels
-        if count is not None and count != num_channels and (num_channels != 4 or count > 4):
+        if count is not None and num_channels not in (count, 4):
             raise ValueError(
                 f"guiding {count} channels is the published protocol of 4-channel latents; this one has "
                 f"{num_channels}: guide all"
@@ -100,7 +102,9 @@ class Guidance:
         def guided(x: Tensor, t: Tensor) -> Tensor:
             self.check_channels(x.shape[1])
             always = self.interval == (0, 1)
-            inside = (t >= self.interval[0]) & (t <= self.interval[1])
+            low, high = self.interval
+            # A trial step of torchdiffeq's dopri5 may ask just past the ends of the way.
+            inside = (t >= (low if low > 0 else -math.inf)) & (t <= (high if high < 1 else math.inf))
             if not always and not inside.any():
                 return network(x, t, labels)
             main, weak = main_and_weak(x, t)
@@ -117,8 +121,10 @@ class Guidance:
         better = weak + self.cfg_scale * (main - weak)
         if self.rescale == 0:
             return better
-        return self.rescale * _spread(main) / _spread(better) * better + (1 - self.rescale) * better
+        spread = _spread(better)
+        ratio = torch.where(spread > 0, _spread(main) / spread, 1.0)  # what is flat has nothing to rescale
+        return self.rescale * ratio * better + (1 - self.rescale) * better
 
 
 def _spread(x: Tensor) -> Tensor:
-    return x.flatten(1).std(dim=1).view(-1, *[1] * (x.dim() - 1))
+    return x.flatten(1).std(dim=1, correction=0).view(-1, *[1] * (x.dim() - 1))

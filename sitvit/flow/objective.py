@@ -65,6 +65,10 @@ class Objective:
         precision = torch.promote_types(x_1.dtype, torch.float32)
         x_0, x_1, t = x_0.to(precision), x_1.to(precision), t.to(precision)
         prediction = network(self.path.interpolate(x_0, x_1, t), t).to(precision)
+        if prediction.shape != x_1.shape:
+            raise ValueError(
+                f"the network predicts {tuple(prediction.shape)} for data {tuple(x_1.shape)}; they must agree"
+            )
         residual = self._residual(prediction, x_0, x_1, t)
         return self.weights(t) * residual.square().flatten(1).mean(dim=1)
 

@@ -1,8 +1,8 @@
 """The probability-flow ODE dx/dt = v(x, t): to data along rising times, back to noise along falling ones.
 
-A method is its order, its evaluations a step, and the step itself. Fixed steps treat each sample alone,
-so an image does not depend on its batch mates. torchdiffeq's methods go by their names; its adaptive ones
-share their step over the batch (`adaptive` has one that does not).
+A method is its order, its evaluations a step, and the step itself. Ours treat each sample alone, so an
+image does not depend on its batch mates. torchdiffeq's methods go by their names; its adaptive ones share
+their step over the batch, and its implicit ones their iterations (`COUPLING`).
 
 `heun` is torchdiffeq's heun2, and `rk4` its rk4, Kutta's 3/8 rule (Zeitschrift fuer Math. u. Phys. 46, 1901).
 """
@@ -67,6 +67,10 @@ TORCHDIFFEQ_FIXED = ("heun2", "heun3", "explicit_adams", "implicit_adams", "fixe
 TORCHDIFFEQ_ADAPTIVE = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun", "scipy_solver")
 ADAPTIVE = (PER_IMAGE, *TORCHDIFFEQ_ADAPTIVE)
 """Methods that choose their steps by tolerances: a number of steps means nothing to them."""
+COUPLING = (*TORCHDIFFEQ_ADAPTIVE, "implicit_adams", "fixed_adams")
+"""Methods in which an image moves with its batch mates."""
+FINEST = 8
+"""A relative tolerance under this many roundings of the state cannot be met."""
 
 MAX_STEPS = 10_000
 """Steps after which an adaptive solver gives up: more means that the field is too stiff for it."""
@@ -110,6 +114,8 @@ def integrate(
     check_grid(times)
     check_tolerances(atol, rtol)
     x = x.to(torch.promote_types(x.dtype, torch.float32))
+    if method in ADAPTIVE and rtol < (finest := FINEST * torch.finfo(x.dtype).eps):
+        raise ValueError(f"rtol {rtol:g} is finer than the state's rounding; use {finest:.1g} or more")
     counted = Evaluations(velocity, eager=method in ADAPTIVE)
     if method in METHODS:
         for t, t_next in pairwise(times):

@@ -23,7 +23,7 @@ from torch import Tensor
 from .ddpm_samplers import DDPM_METHODS, Ddim, Ddpm
 from .evaluations import NoiseSource, Solution
 from .intervals import Interval, check_interval, ode_interval, sde_interval
-from .ode import ADAPTIVE, METHODS, PER_IMAGE, check_method, check_tolerances, integrate
+from .ode import ADAPTIVE, COUPLING, METHODS, check_method, check_tolerances, integrate
 from .parameterization import Velocity
 from .paths import Path
 from .sampler import Sampler, no_progress
@@ -77,12 +77,19 @@ class FixedOde(OdeSampler):
 
     def __post_init__(self) -> None:
         check_method(self.method)
+        if self.method in ADAPTIVE:
+            raise ValueError(f"{self.method} chooses its own steps and is no fixed method; use AdaptiveOde")
         grid(self.num_steps, self.interval or (0, 1), self.shift)
 
     @property
     def name(self) -> str:
         """Such as heun50."""
         return f"{self.method}{self.num_steps}"
+
+    @property
+    def couples_the_batch(self) -> bool:  # type: ignore[override]
+        """True of torchdiffeq's implicit methods, which iterate until the whole batch has converged."""
+        return self.method in COUPLING
 
     @property
     def num_evaluations(self) -> int | None:
@@ -113,13 +120,15 @@ class AdaptiveOde(OdeSampler):
 
     def __post_init__(self) -> None:
         check_method(self.method)
+        if self.method not in ADAPTIVE:
+            raise ValueError(f"{self.method} has no tolerances; use FixedOde")
         check_tolerances(self.atol, self.rtol)
         check_interval(self.interval or (0, 1))
 
     @property
     def couples_the_batch(self) -> bool:  # type: ignore[override]
         """True of torchdiffeq's methods, whose step is the whole batch's."""
-        return self.method != PER_IMAGE
+        return self.method in COUPLING
 
     @property
     def name(self) -> str:
@@ -274,6 +283,12 @@ def check_any_method(name: str) -> None:
 
 
 def from_grid_points(sampler: FixedOde | Sde, num_points: int) -> FixedOde | Sde:
-    """`sampler` on the official code's grid of `num_points` points, of which an SDE's last step is one."""
+    """`sampler` on the official code's grid of `num_points` points, of which an SDE's last step is one.
+
+    Raises:
+        ValueError: a sampler without a grid.
+    """
+    if not isinstance(sampler, (FixedOde, Sde)):
+        raise ValueError(f"{sampler.name} has no grid whose points could be counted")
     with_last = isinstance(sampler, Sde) and sampler.last_step != "none"
     return dataclasses.replace(sampler, num_steps=num_points - (0 if with_last else 1))

@@ -140,3 +140,31 @@ def test_guidance_without_a_null_label_is_refused():
 def test_settings_that_make_no_sense_are_refused(kwargs):
     with pytest.raises(ValueError, match="guid"):
         Guidance(2.0, **kwargs)
+
+
+def test_rescaling_what_has_no_spread_leaves_it_as_it_is():
+    """A stub's velocity, and that of an untrained network, is the same everywhere."""
+    velocity = Guidance(4.0, rescale=0.7).bind(
+        lambda x, t, labels: torch.ones_like(x) * (labels < 10).view(-1, 1, 1, 1), torch.tensor([1, 2]), 10
+    )
+    x = torch.zeros(2, 4, 3, 3)
+    assert torch.equal(velocity(x, torch.zeros(2)), torch.full_like(x, 4.0))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3.0, True])
+def test_guided_channels_are_three_or_all(channels):
+    with pytest.raises(ValueError, match="must be 3"):
+        Guidance(2.0, channels=channels)
+
+
+def test_a_trial_step_past_the_end_of_the_way_is_inside_an_interval_that_ends_there():
+    calls = []
+
+    def network(x, t, labels):
+        calls.append(len(x))
+        return x
+
+    Guidance(2.0, (0.5, 1.0)).bind(network, torch.tensor([1]), 10)(
+        torch.zeros(1, 4, 1, 1), torch.tensor([1.01])
+    )
+    assert calls == [2]

@@ -109,3 +109,20 @@ def test_times_that_rise_and_no_probe_are_refused():
         log_likelihood(DATA.velocity, torch.zeros(1, 1), grid(10), "heun", None)
     with pytest.raises(ValueError, match="num_probes"):
         log_likelihood(DATA.velocity, torch.zeros(1, 1), BACK, "heun", signs((1, 1)), 0)
+
+
+def test_inference_mode_changes_nothing():
+    def field(x, t):
+        return torch.tanh(x) * 0.5
+
+    x = torch.linspace(-1, 1, 6).view(2, 3)
+    times = [1.0, 0.5, 0.0]
+    expected = log_likelihood(field, x, times, "rk4", None).log_p
+    with torch.inference_mode():
+        found = log_likelihood(field, torch.linspace(-1, 1, 6).view(2, 3), times, "rk4", None).log_p
+    assert torch.equal(found, expected)
+
+
+def test_a_velocity_that_turns_gradients_off_is_refused():
+    with pytest.raises(ValueError, match="turns gradients off"):
+        log_likelihood(torch.no_grad()(lambda x, t: 0.5 * x), torch.ones(1, 2), [1.0, 0.0], "euler", None)

@@ -8,7 +8,7 @@ import torch
 from sitvit.flow.intervals import ode_interval, sde_interval, training_interval
 from sitvit.flow.objective import WEIGHTS, Objective
 from sitvit.flow.parameterization import CONVERSIONS, PREDICTIONS
-from sitvit.flow.paths import PATHS
+from sitvit.flow.paths import PATHS, Linear
 from sitvit.flow.times import TimeDistribution
 
 from ..oracles import GaussianData
@@ -147,3 +147,10 @@ def test_uniform_times_are_the_draws_themselves():
 def test_distributions_that_make_no_sense_are_refused(kwargs):
     with pytest.raises(ValueError, match="times"):
         TimeDistribution(**kwargs)
+
+
+def test_a_prediction_of_another_shape_is_refused():
+    """It would broadcast against a single channel, and give a number."""
+    x = torch.zeros(1, 1, 2, 2)
+    with pytest.raises(ValueError, match="must agree"):
+        Objective(Linear()).loss(lambda x, t: torch.cat([x, x], dim=1), x, x, torch.ones(1))

@@ -123,3 +123,24 @@ def test_methods_that_share_a_step_over_the_batch_say_so():
     assert AdaptiveOde("dopri5").couples_the_batch
     assert not AdaptiveOde(PER_IMAGE).couples_the_batch
     assert not any(sampler.couples_the_batch for sampler in EACH)
+
+
+@pytest.mark.parametrize("method", ["dopri5", "dopri5_per_image"])
+def test_a_fixed_grid_of_a_method_that_chooses_its_steps_is_refused(method):
+    with pytest.raises(ValueError, match="chooses its own steps"):
+        FixedOde(method, 10)
+
+
+def test_tolerances_of_a_method_that_has_none_are_refused():
+    with pytest.raises(ValueError, match="no tolerances"):
+        AdaptiveOde("euler")
+
+
+@pytest.mark.parametrize("method", ["implicit_adams", "fixed_adams"])
+def test_implicit_methods_say_that_they_couple_the_batch(method):
+    assert FixedOde(method).couples_the_batch
+
+
+def test_points_of_a_method_without_a_grid_are_refused():
+    with pytest.raises(ValueError, match="no grid"):
+        from_grid_points(AdaptiveOde(), 50)
