@@ -51,7 +51,7 @@ def test_ones_own_png_and_jpeg_images_go_through_the_whole_chain(photos, tmp_pat
         "--out", "made", cwd=tmp_path,
     )  # fmt: skip
     assert "made/grid.png" in done.stdout
-    done = succeeds("evaluate", "--samples", "made", cwd=tmp_path)
+    done = succeeds("evaluate", "--samples", "made", "--features", "fashion-classifier", cwd=tmp_path)
     assert re.search(r"FD-fashion \d+\.\d{4}", done.stdout)
     assert "few images" in done.stdout
     record = json.loads((tmp_path / "made" / "samples.json").read_text())
