@@ -10,10 +10,11 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -85,12 +86,26 @@ class ImageFolder:
 
     def fingerprint(self) -> str:
         """Changes when a file is added, removed, renamed or written again."""
-        digest = hashlib.sha256()
+        return hashlib.sha256(b"".join(map(b"".join, self._records))).hexdigest()
+
+    def file_fingerprints(self, ranges: Sequence[range]) -> dict[str, Any]:
+        """Of the names and labels of all images, and of the files in each range: which of them changed."""
+        names, _ = zip(*self._records, strict=True)
+        parts = [b"".join(map(b"".join, self._records[r.start : r.stop])) for r in ranges]
+        return {
+            "names": hashlib.sha256(b"".join(names)).hexdigest(),
+            "shards": [hashlib.sha256(part).hexdigest() for part in parts],
+        }
+
+    @cached_property
+    def _records(self) -> list[tuple[bytes, bytes]]:
+        """Name and label of each file, then its size and time."""
+        records = []
         for path, label in zip(self.paths, self.labels, strict=True):
             stat = path.stat() if path.exists() else path.lstat()  # a link may lead nowhere
             name = os.fsencode(path.relative_to(self.folder).as_posix())
-            digest.update(name + f"\0{label}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-        return digest.hexdigest()
+            records.append((name + f"\0{label}\0".encode(), f"{stat.st_size}\0{stat.st_mtime_ns}\n".encode()))
+        return records
 
 
 EMBEDDED: dict[str, Callable[[], ImageSource]] = {"fashion-mnist": embedded_fashion}

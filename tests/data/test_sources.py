@@ -15,6 +15,7 @@ from PIL import Image
 
 from sitvit.data.archives import Member, member_bytes
 from sitvit.data.arrays import ArrayImages
+from sitvit.data.encode import problems
 from sitvit.data.hub import HubImages
 from sitvit.data.sources import ImageFolder, about_names, class_order, open_images
 
@@ -322,6 +323,34 @@ def test_arrays_of_another_kind_are_refused_by_name(tmp_path, arrays, words):
     np.savez(tmp_path / "x.npz", **arrays)
     with pytest.raises(ValueError, match=f"x.npz.*{words}"):
         open_images(str(tmp_path / "x.npz"))
+
+
+@pytest.mark.parametrize("label", [2_000_000_000, 10**6])
+def test_labels_that_would_need_a_million_classes_are_refused(tmp_path, label):
+    np.savez(tmp_path / "x.npz", images=np.zeros((2, 4, 4, 3), np.uint8), labels=np.array([0, label]))
+    with pytest.raises(ValueError, match=f"x.npz: labels has a label {label}"):
+        open_images(str(tmp_path / "x.npz"))
+
+
+def test_the_check_finds_a_changed_byte_of_a_stored_array(tmp_path):
+    np.savez(tmp_path / "x.npz", images=np.full((9, 4, 4, 3), 7, np.uint8), labels=np.arange(9))
+    assert problems(open_images(str(tmp_path / "x.npz"))) == []
+    data = bytearray((tmp_path / "x.npz").read_bytes())
+    data[data.index(b"\x07" * 48) + 5] = 8
+    (tmp_path / "x.npz").write_bytes(data)
+    assert [p.split("x.npz")[1] for p in problems(open_images(str(tmp_path / "x.npz")))] == [
+        ": the checksum of images.npy is wrong; fetch or make the file again"
+    ]
+
+
+def test_an_npz_with_text_says_which_arrays_it_has(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("notes.txt", "text")
+    with pytest.raises(ValueError, match=r"x.npz has no array images \(or arr_0\); it has none"):
+        open_images(str(tmp_path / "x.npz"))
+    (tmp_path / "y.npz").write_text("text")
+    with pytest.raises(ValueError, match="y.npz is no npz file"):
+        open_images(str(tmp_path / "y.npz"))
 
 
 def test_an_npz_that_would_run_code_is_refused(tmp_path):
