@@ -1,6 +1,7 @@
 """Encoding: every latent is its own image's, whoever encodes, whatever is damaged, however it ends."""
 
 import json
+import multiprocessing
 import random
 import subprocess
 import sys
@@ -301,6 +302,20 @@ def test_without_a_network_the_message_says_what_to_fetch_and_where_to_put_it(mo
     assert "give that folder" in words
 
 
+def test_the_hub_is_asked_once_where_it_cannot_be_reached(monkeypatch):
+    asked = []
+
+    def unreachable(self, repository, **options):
+        asked.append(repository)
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", unreachable)
+    monkeypatch.setattr("diffusers.AutoencoderKL.load_config", lambda *_, **__: asked.append("again"))
+    with pytest.raises(ValueError, match="no such folder here, and the hub answers: no route to host"):
+        Autoencoder("someone/some-vae/vae", "cpu")
+    assert asked == ["someone/some-vae"]
+
+
 def test_encoding_as_it_is_needed_gives_the_cached_latents(images, autoencoder, cache, monkeypatch):
     monkeypatch.setattr("sitvit.data.live.open_images", lambda where: images)
     live = LiveLatents("fashion-mnist", "fashion-autoencoder", 32, "cpu")
@@ -312,6 +327,24 @@ def test_encoding_as_it_is_needed_gives_the_cached_latents(images, autoencoder, 
     )
     assert live.latent_shape == cache.latent_shape
     assert live.class_names == cache.class_names
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+def test_a_process_forked_after_the_parent_has_read_reads_too(colours):
+    live = LiveLatents(str(colours), "pixels", 8, "cpu")
+    ids, flips = np.arange(4), np.zeros(4, dtype=bool)
+    expected = live.moments(ids, flips)
+    live.expect(ids)
+
+    def child():
+        sys.exit(0 if torch.equal(live.moments(ids, flips), expected) else 1)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(30)
+    process.kill()
+    process.join()
+    assert process.exitcode == 0
 
 
 def test_two_gloo_processes_write_what_one_writes(tmp_path):
