@@ -220,6 +220,11 @@ def _hidden(name: str) -> bool:
     return any(is_junk(part) for part in PurePosixPath(name).parts)
 
 
+def image_files(folder: Path) -> list[Path]:
+    """The image files among `files_below`."""
+    return [path for path in files_below(folder) if is_image(path.name)]
+
+
 def files_below(folder: Path) -> list[Path]:
     """The files in `folder` and below, in order of their path; links are followed, once."""
     found, visited = [], set()
