@@ -94,9 +94,29 @@ def _encoding_options(arguments: list[str]) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     check_positive(options.batch_size, "--batch-size")
+    check_positive(options.image_size, "--image-size")
+    _check_used(parser, options)
     if (options.verify or options.import_from) and not options.out:
         raise ValueError("name the cache folder: --out")
     return options
+
+
+USED = {
+    "verify": ("out",),
+    "import_from": ("autoencoder", "out", "normalize_channels"),
+    "check": ("images",),
+}
+"""What does something else than encode, and the options that it reads."""
+
+
+def _check_used(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """ValueError naming an option that would not be read."""
+    flags = {action.dest: action.option_strings[0] for action in parser._actions if action.option_strings}
+    given = [name for name, value in vars(options).items() if value != parser.get_default(name)]
+    for mode in [name for name in USED if name in given]:
+        unused = [flags[name] for name in given if name not in (mode, *USED[mode])]
+        if unused:
+            raise ValueError(f"{flags[mode]} does not go with {', '.join(unused)}")
 
 
 def _describe(source: "ImageSource") -> None:
@@ -119,7 +139,7 @@ def _check(source: "ImageSource") -> None:
     for problem in bad:
         runtime.say(problem)
     if bad:
-        raise ValueError(f"{len(bad)} of {len(source)} images cannot be read; they are listed above")
+        raise ValueError(f"{len(bad)} faults in {len(source)} images; they are listed above")
     runtime.say(f"all {len(source)} images can be read")
 
 

@@ -1,11 +1,11 @@
 """Images in a zip or tar, read in place: an index of offsets, and no open file, so any thread or process
-may read. The class of an image is the folder that holds it; `photos/cat/1.png` and `cat/1.png` are both of
-class cat.
+may read. Folders that hold nothing but one folder are stepped into, and from there on a folder's rule
+holds: `photos/cat/1.png` and `cat/side/1.png` are both of class cat. Links within a tar are followed.
 """
 
 import hashlib
 import io
-import os
+import posixpath
 import struct
 import tarfile
 import zipfile
@@ -13,49 +13,58 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 import numpy as np
 
-from .images import decode_image
-from .sources import about_names, class_order, is_image, is_junk
+from .images import decode_image, max_pixels
+from .sources import about_names, about_others, class_order, is_image, is_junk
 
 
 @dataclass(frozen=True)
 class Member:
-    """Where the bytes of one file lie: at `offset`, `size` of them, deflated or as they are."""
+    """Where the bytes of one file lie: at `offset`, `size` of them, deflated or as they are; `length` when
+    inflated."""
 
     name: str
     offset: int
     size: int
+    length: int
     deflated: bool
     checksum: int | None
 
 
 class ArchiveImages:
-    """Images of an archive, labelled by folder."""
+    """Images of an archive, labelled by folder; `notices` adds to what was passed over before."""
 
-    def __init__(self, path: Path, members: Iterable[Member]) -> None:
+    def __init__(self, path: Path, members: Iterable[Member], notices: Iterable[str] = ()) -> None:
         everything = sorted(members, key=lambda member: member.name)
         images = [m for m in everything if is_image(m.name)]
         junk = [m for m in images if any(is_junk(part) for part in PurePosixPath(m.name).parts)]
-        loose = [m for m in images if len(PurePosixPath(m.name).parts) < 2]
+        loose = [m for m in images if not _folders(m)]
         passed = {m.name for m in [*junk, *loose]}
         kept = [m for m in images if m.name not in passed]
         if not kept:
             raise ValueError(f"{path} has no images in folders; the folder of an image is its class")
         self.path = path
-        self.class_names = class_order(_folder(m) for m in kept)
+        depth = _depth_of_classes(kept)
+        self.class_names = class_order(_folders(m)[depth] for m in kept)
         label_of = {name: label for label, name in enumerate(self.class_names)}
-        kept.sort(key=lambda member: label_of[_folder(member)])
+        kept.sort(key=lambda member: label_of[_folders(member)[depth]])
         self.members = kept
-        self.labels = np.array([label_of[_folder(m)] for m in kept], dtype=np.int64)
-        self.notices = [
+        self.labels = np.array([label_of[_folders(m)[depth]] for m in kept], dtype=np.int64)
+        self.notices = [*notices]
+        self.notices += [
             f"passed over {len(some)} images in {path}: {why}"
             for some, why in ((junk, "hidden or system folder"), (loose, "outside a folder"))
             if some
         ]
+        self.notices += about_others(path, [m.name for m in everything if not is_image(m.name)])
+        if depth:
+            inside = "/".join(_folders(kept[0])[:depth])
+            self.notices.append(f"the classes are the folders in {inside} of {path}")
         self.notices += about_names(self.class_names)
 
     def __len__(self) -> int:
@@ -84,14 +93,15 @@ class ArchiveImages:
 
 def open_archive(path: Path) -> ArchiveImages:
     """The images of a zip or an uncompressed tar; ValueError naming a damaged or compressed one."""
+    notices: list[str] = []
     try:
-        members = zip_members(path) if path.suffix.lower() == ".zip" else _tar_members(path)
+        members = zip_members(path) if path.suffix.lower() == ".zip" else _tar_members(path, notices)
     except (zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
         raise ValueError(f"{path} is damaged or no {path.suffix.lower()[1:]} file ({error})") from None
     twice = [name for name, count in Counter(member.name for member in members).items() if count > 1]
     if twice:
         raise ValueError(f"{path} holds {twice[0]} more than once; unpack it, and give the folder")
-    return ArchiveImages(path, members)
+    return ArchiveImages(path, members, notices)
 
 
 def zip_members(path: Path) -> list[Member]:
@@ -106,32 +116,88 @@ def zip_members(path: Path) -> list[Member]:
                     f"{path}: {info.filename} is encrypted or compressed otherwise than by deflate"
                 )
             deflated = info.compress_type == zipfile.ZIP_DEFLATED
-            members.append(Member(info.filename, info.header_offset, info.compress_size, deflated, info.CRC))
+            place = info.header_offset, info.compress_size, info.file_size
+            members.append(Member(info.filename, *place, deflated, info.CRC))
     return members
 
 
-def _tar_members(path: Path) -> list[Member]:
+def _tar_members(path: Path, notices: list[str]) -> list[Member]:
     with open(path, "rb") as file:
         if file.read(2) in (b"\x1f\x8b", b"BZ", b"\xfd7"):
             raise ValueError(f"{path} is compressed, so an image in it cannot be found; unpack it first")
     with tarfile.open(path, "r:") as archive:
-        return [
-            Member(entry.name.removeprefix("./"), entry.offset_data, entry.size, False, None)
-            for entry in archive
-            if entry.isreg() and not entry.issparse()
-        ]
+        entries = [entry for entry in archive if not entry.isdir()]
+        _check_end(path, archive.offset)
+    regular = {posixpath.normpath(e.name): e for e in entries if e.isreg() and not e.issparse()}
+    links = {posixpath.normpath(e.name): _target(e) for e in entries if e.islnk() or e.issym()}
+    members, lost = [], []
+    for entry in entries:
+        found = regular.get(_followed(posixpath.normpath(entry.name), links))
+        if found is None:
+            lost.append(entry.name)
+        else:
+            name = entry.name.removeprefix("./")
+            members.append(Member(name, found.offset_data, found.size, found.size, False, None))
+    if lost:
+        notices.append(
+            f"passed over {len(lost)} entries of {path} that are no files, such as {lost[0]}: links to "
+            "folders or out of the archive, sparse files, devices"
+        )
+    return members
+
+
+def _check_end(path: Path, offset: int) -> None:
+    """A tar ends with blocks of zeros; tarfile itself stops in silence at whatever is no header."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        mark = file.read(tarfile.BLOCKSIZE)
+        if len(mark) < tarfile.BLOCKSIZE:
+            raise ValueError(f"{path} ends before its end mark: it was cut off; fetch or make it again")
+        while mark:
+            if any(mark):
+                raise ValueError(
+                    f"{path} is damaged at byte {offset}, or several tars in one: what follows would be "
+                    "missing; fetch or make it again"
+                )
+            mark = file.read(1 << 20)
+
+
+def _target(entry: tarfile.TarInfo) -> str:
+    """The name that a link leads to: a hard link's from the top, a symbolic one's from its own folder."""
+    folder = "" if entry.islnk() else posixpath.dirname(entry.name)
+    return posixpath.normpath(posixpath.join(folder, entry.linkname))
+
+
+def _followed(name: str, links: dict[str, str]) -> str:
+    """Where `name` ends after at most as many links as Linux follows."""
+    for _ in range(40):
+        if name not in links:
+            break
+        name = links[name]
+    return name
 
 
 def member_bytes(path: Path, member: Member) -> bytes:
     """The content of a member, checked where the archive has a checksum; EOFError where it is short."""
+    limit = 4 * max_pixels()  # no image within the limit of pixels needs more
+    if member.length > limit:
+        raise EOFError(f"{member.length:,} bytes, the limit is {limit:,}")
     with open(path, "rb") as file:
         file.seek(member_offset(file, member))
         data = file.read(member.size)
     if len(data) < member.size:
         raise EOFError("the archive ends before")
-    content = zlib.decompress(data, -zlib.MAX_WBITS) if member.deflated else data
+    content = _inflated(data, member.length) if member.deflated else data
     if member.checksum is not None and zlib.crc32(content) != member.checksum:
         raise EOFError("its checksum is wrong")
+    return content
+
+
+def _inflated(data: bytes, length: int) -> bytes:
+    """Inflate to `length` bytes and not beyond, whatever the data say."""
+    content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, length + 1)
+    if len(content) != length:
+        raise EOFError(f"it does not inflate to the {length:,} bytes that the archive says")
     return content
 
 
@@ -144,5 +210,13 @@ def member_offset(file: IO[bytes], member: Member) -> int:
     return member.offset + 30 + name + extra
 
 
-def _folder(member: Member) -> str:
-    return os.path.basename(os.path.dirname(member.name))
+def _folders(member: Member) -> tuple[str, ...]:
+    return PurePosixPath(member.name).parts[:-1]
+
+
+def _depth_of_classes(members: list[Member]) -> int:
+    """How many folders to step into: those that all images share, as long as none lies in them directly."""
+    folders = {_folders(member) for member in members}
+    first, last = min(folders), max(folders)  # what these share, all share
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
+    return shared - (first[:shared] in folders)

@@ -7,14 +7,18 @@ mapped, not loaded; `np.savez_compressed` has to be held in memory.
 
 import hashlib
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .archives import member_offset, zip_members
+from .archives import Member, member_offset, zip_members
 
 KEYS = {"images": "arr_0", "labels": "arr_1"}
+
+MAX_CLASSES = 1_000_000
+"""Labels from here on are refused: each label below the largest has a class of its own."""
 
 
 class ArrayImages:
@@ -72,11 +76,15 @@ class ArrayImages:
 
 def _open(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an npz file, mapped where they are not compressed."""
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is no npz file, or was cut off")
     try:
         arrays = {}
         with np.load(path, allow_pickle=False) as loaded, open(path, "rb") as file:
             for member in zip_members(path):
                 key = member.name.removesuffix(".npy")
+                if not member.name.endswith(".npy"):
+                    continue  # no array
                 if member.deflated:
                     arrays[key] = loaded[key]
                     continue
@@ -112,4 +120,32 @@ def _checked_labels(path: Path, key: str, labels: np.ndarray, count: int) -> np.
         raise ValueError(
             f"{path}: {key} is {labels.dtype} {labels.shape}; needed are {count} whole numbers from 0"
         )
+    check_labels(f"{path}: {key}", labels)
     return np.array(labels).reshape(-1).astype(np.int64)
+
+
+def check_labels(what: str, labels: np.ndarray) -> None:
+    """ValueError naming `what` unless all `labels` are in [0, MAX_CLASSES)."""
+    for label in (labels.min(), labels.max()):
+        if not 0 <= label < MAX_CLASSES:
+            raise ValueError(
+                f"{what} has a label {label}; labels must be from 0 to {MAX_CLASSES - 1}, one number a class"
+            )
+
+
+def damaged_arrays(path: Path) -> list[str]:
+    """A sentence for each array of an npz file whose checksum is wrong; reads all of it."""
+    found = []
+    for member in zip_members(path):
+        if not member.deflated and _checksum(path, member) != member.checksum:
+            found.append(f"{path}: the checksum of {member.name} is wrong; fetch or make the file again")
+    return found
+
+
+def _checksum(path: Path, member: Member) -> int:
+    value, left = 0, member.size
+    with open(path, "rb") as file:
+        file.seek(member_offset(file, member))
+        while left > 0 and (part := file.read(min(left, 1 << 24))):
+            value, left = zlib.crc32(part, value), left - len(part)
+    return value

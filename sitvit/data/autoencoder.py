@@ -234,9 +234,13 @@ def _load(name: str) -> nn.Module:
     place = {} if Path(name).is_dir() or len(parts) < 3 else {"subfolder": "/".join(parts[2:])}
     where = "/".join(parts[:2]) if place else name
     try:
-        kind = diffusers.AutoencoderKL.load_config(where, **place).get("_class_name")
+        offline = {"local_files_only": not Path(name).is_dir() and _is_cached(where, place)}
+        if not Path(name).is_dir() and not offline["local_files_only"]:
+            _reach(where)
+        kind = diffusers.AutoencoderKL.load_config(where, **place, **offline).get("_class_name")
         if kind in KINDS:
-            return getattr(diffusers, kind).from_pretrained(where, use_safetensors=True, **place)
+            cls = getattr(diffusers, kind)
+            return cls.from_pretrained(where, use_safetensors=True, **place, **offline)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
@@ -244,6 +248,26 @@ def _load(name: str) -> nn.Module:
             f"{', '.join(EMBEDDED_AUTOENCODERS)}; {PIXELS}: none"
         ) from None
     raise ValueError(f"{config} describes {kind}; needed is one of {', '.join(KINDS)}")
+
+
+def _is_cached(repository: str, place: dict[str, str]) -> bool:
+    """Whether the hub's cache on this machine has both files, so that no network is asked."""
+    from huggingface_hub import try_to_load_from_cache
+
+    names = ("config.json", "diffusion_pytorch_model.safetensors")
+    paths = ["/".join([*place.values(), name]) for name in names]
+    return all(isinstance(try_to_load_from_cache(repository, path), str) for path in paths)
+
+
+def _reach(repository: str) -> None:
+    """Ask the hub once, as what loads tries again for half a minute; ValueError with the reason."""
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().model_info(repository, timeout=10)
+    except Exception as error:  # of whatever carries the request, which differs between versions
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(f"no such folder here, and the hub answers: {reason[0]}") from None
 
 
 def _how_to_get(name: str) -> str:

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from .. import runtime
 from . import shards
+from .arrays import ArrayImages, damaged_arrays
 from .autoencoder import Autoencoder, images_to_pixels
 from .images import center_crop
 from .latents import FORMAT, LatentCache, shard_name, shard_ranges
-from .sources import ImageSource
+from .sources import ImageFolder, ImageSource
 
 CROP = "adm-center"
 AHEAD = 3
@@ -51,13 +52,14 @@ def encode(
     spread, which training and sampling then divide out and put back.
 
     Raises:
-        ValueError: an image that cannot be read, an image size that does not fit the autoencoder, or a
-            cache of other settings at `out`; nothing there is changed.
+        ValueError: an image that cannot be read (with "skip": none can), an image size that does not fit
+            the autoencoder, or a cache of other settings at `out`; nothing there is changed.
     """
     start = time.monotonic()
     identity = autoencoder.identity
     if normalize_channels:
         identity = replace(identity, channel_mean=None, channel_std=None)
+    ranges = shard_ranges(len(source))
     settings = {
         "format": FORMAT,
         "images": source_name,
@@ -71,15 +73,15 @@ def encode(
         "latent_size": autoencoder.latent_size(image_size),
         "normalize_channels": normalize_channels,
     }
+    if isinstance(source, ImageFolder):
+        settings["image_files"] = source.file_fingerprints(ranges)
     if process_index == 0:
         shards.begin(out, settings)
     wait()
     if (out / "manifest.json").is_file():
-        LatentCache(out).verify()  # says so if a shard went missing or was damaged since
-        runtime.say(f"{out}: all {len(source)} images are encoded already")
+        _check_finished(out, on_error)
         return
-    ranges = shard_ranges(len(source))
-    todo = shards.unfinished(out, len(ranges))
+    todo = shards.unfinished(out, settings, ranges, source.labels, on_error == "fail")
     wait()  # no process writes before all have looked
     mine = [i for i in todo if i % num_processes == process_index]
     if process_index == 0 and len(todo) < len(ranges):
@@ -95,6 +97,8 @@ def encode(
     wait()
     if process_index == 0:
         skipped = _skipped(source, out, len(ranges))
+        if len(skipped) == len(source):
+            raise ValueError(f"none of the {len(source)} images can be read; the first: {skipped[0]}")
         waiting = images.waited / spent
         about = {"on_error": on_error, "skipped": skipped, "waiting_for_images": round(waiting, 3)}
         shards.finish(out, settings, ranges, start, about)
@@ -104,6 +108,20 @@ def encode(
             "images"
         )
     wait()
+
+
+def _check_finished(out: Path, on_error: str) -> None:
+    """Say what a finished cache holds; ValueError if a shard was damaged since, or lacks what was asked."""
+    cache = LatentCache(out)
+    cache.verify()
+    skipped = cache.manifest["skipped"]
+    if skipped and on_error == "fail":
+        raise ValueError(
+            f"{out} is finished, but without {len(skipped)} images that could not be read ({skipped[0]}); "
+            f"take it so with --on-error skip, or delete {out / 'manifest.json'} to try these again"
+        )
+    without = f" and {len(skipped)} skipped" if skipped else ""
+    runtime.say(f"{out}: {len(cache)} images are encoded already{without}")
 
 
 class ReadAhead:
@@ -166,7 +184,7 @@ def _encode_shard(
     for batch, read in islice(images, num_batches):
         whole = [(i, image) for i, image in zip(batch, read, strict=True) if isinstance(image, np.ndarray)]
         if len(whole) < len(batch) and on_error == "fail":
-            raise ValueError(unreadable(source))
+            raise ValueError(_unreadable([str(error) for error in read if isinstance(error, ValueError)]))
         if whole:
             ids = [i for i, _ in whole]
             pixels = images_to_pixels(torch.from_numpy(np.stack([image for _, image in whole])))
@@ -175,8 +193,10 @@ def _encode_shard(
                 flipped.append(_finite(autoencoder.encode(pixels.flip(-1)), source, ids))
             index += ids
         on_images(len(batch))
-    if not moments:
-        raise ValueError(f"none of the {num_batches} batches of {shard_name(number)} has an image to encode")
+    if not moments:  # a shard without images, of the shape that others have
+        blank = torch.zeros(1, 3, images.image_size, images.image_size)
+        moments.append(autoencoder.encode(blank)[:0].cpu())
+        flipped = moments
     places = np.array(index, dtype=np.int64)
     shards.write_shard(
         out, number, torch.cat(moments), torch.cat(flipped) if flip else None, source.labels[places], places
@@ -207,7 +227,7 @@ def _problem(source: ImageSource, index: int) -> str | None:
 
 def problems(source: ImageSource) -> list[str]:
     """A sentence for each image of `source` that cannot be decoded, in one pass over all."""
-    found = []
+    found = damaged_arrays(source.path) if isinstance(source, ArrayImages) else []
     with (
         ThreadPoolExecutor(_readers()) as readers,
         runtime.progress(len(source), 0, "checking", " images") as bar,
@@ -219,12 +239,10 @@ def problems(source: ImageSource) -> list[str]:
     return found
 
 
-def unreadable(source: ImageSource) -> str:
-    """A sentence on every image of `source` that cannot be read."""
-    runtime.say("an image cannot be read; looking for others")
-    found = problems(source)
-    more = f"; and {len(found) - 20} more" if len(found) > 20 else ""
+def _unreadable(errors: list[str]) -> str:
+    """What to do about the first images that cannot be read."""
+    more = f", and {len(errors) - 1} more of its batch" if len(errors) > 1 else ""
     return (
-        f"{len(found)} of {len(source)} images cannot be read: {'; '.join(found[:20])}{more}. Repair or "
-        "remove them and encode into a fresh --out, or go on without them: --on-error skip"
+        f"{errors[0]}{more}. --check lists every such image; repair or remove them, or go on without them: "
+        "--on-error skip"
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import check_labels
 from .images import decode_image
 from .sources import class_order
 
@@ -107,6 +108,7 @@ def _labels(where: str, data: Any, column: str) -> tuple[np.ndarray, list[str]]:
         values = np.array([label_of[value] for value in values.tolist()])
     if values.dtype.kind not in "iu" or not len(values) or values.min() < 0:
         raise ValueError(f"{where}: column {column} must hold a label from 0, or text, for every image")
+    check_labels(f"{where}: column {column}", values)
     return values.astype(np.int64), list(names or map(str, range(int(values.max()) + 1)))
 
 

@@ -13,11 +13,15 @@ import numpy as np
 import PIL
 from PIL import Image, ImageOps
 
-MAX_PIXELS = 120_000_000
-"""Larger images are refused; so reading one takes less than 1 GB."""
+MAX_PIXELS = 64_000_000
+"""Larger images are refused. At the limit, reading and cropping one took 981 MiB (WebP) or at most 614 MiB
+(progressive JPEG, PNG with transparency or 16 bits); encoding reads several at once."""
 
-STRIP = 1024
-"""Rows converted at once."""
+STRIP = 1 << 20
+"""Pixels converted at once; a row at least."""
+
+PHOTOMETRIC = 262
+"""The TIFF tag that is 0 where white is zero."""
 
 WIDEST = 8
 """Images whose sides differ by more than this factor are resized in the window that the crop keeps."""
@@ -73,17 +77,22 @@ def _limit_pixels() -> None:
 def _to_rgb(image: Image.Image) -> np.ndarray:
     """A decoded image as uint8 (H, W, 3), by strips so that there is no second copy of all of it."""
     rgb = np.empty((image.height, image.width, 3), dtype=np.uint8)
-    for top in range(0, image.height, STRIP):
-        strip = image.crop((0, top, image.width, min(top + STRIP, image.height)))
-        rgb[top : top + STRIP] = _strip_to_rgb(strip)
+    white_is_zero = getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == 0
+    rows = max(STRIP // image.width, 1)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        rgb[top : top + rows] = _strip_to_rgb(strip, white_is_zero)
     return rgb
 
 
-def _strip_to_rgb(image: Image.Image) -> np.ndarray:
+def _strip_to_rgb(image: Image.Image, white_is_zero: bool) -> np.ndarray:
     if image.mode == "F":
         raise ValueError("its values are floats, of a range that nothing tells; save it with 8 or 16 bits")
     if image.mode.startswith("I"):  # 16-bit gray arrives as I;16, I;16B or I
-        return _deep_gray_to_rgb(np.asarray(image, dtype=np.int64), image.info.get("transparency"))
+        values = np.asarray(image, dtype=np.int32)
+        # Pillow turns such a TIFF's values round where they have 8 bits, and not where they have 16.
+        values = 65535 - values if white_is_zero else values
+        return _deep_gray_to_rgb(values, image.info.get("transparency"))
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))

@@ -2,7 +2,8 @@
 
     REPA / EDM2    [vae-sd/]dataset.json + 00000/img-mean-std-00000000.npy: float32 (2C, h, w), mean and
                    STANDARD DEVIATION of the posterior, unscaled. REPA's tool encodes pixels in [-1, 1],
-                   EDM2's own pixels in [0, 1]; the second is found out by decoding, and refused.
+                   EDM2's own pixels in [0, 1]. Up to 64 latents are decoded, and refused where fewer than
+                   one pixel value in a hundred is below -0.2; the range found is printed, to be judged.
     LightningDiT   *.safetensors with latents, latents_flip (N, C, h, w) and labels (N,): one draw of the
                    posterior, unscaled; its latents_stats.pt normalises each channel (here:
                    --normalize-channels measures the same).
@@ -17,6 +18,7 @@ import hashlib
 import re
 import time
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -26,11 +28,13 @@ from torch import Tensor
 
 from .. import runtime
 from . import shards
+from .arrays import check_labels
 from .autoencoder import Autoencoder, AutoencoderIdentity, latents_of_moments
 from .encode import CROP
 from .latents import FORMAT, LatentCache, map_safetensors, shard_ranges
 
 FAST_DIT_SCALE = 0.18215
+LIGHTNING = ("latents", "latents_flip", "labels")
 LEAST_STD = 1e-6
 UNUSUAL_SPREAD = (0.5, 2.0)
 
@@ -42,6 +46,7 @@ class ForeignCache(Protocol):
     labels: np.ndarray
     has_flip: bool
 
+    def name(self, index: int) -> str: ...
     def read(self, indices: range, flip: bool) -> np.ndarray: ...
 
 
@@ -54,13 +59,36 @@ class Edm2Cache:
         entries = runtime.read_record(folder / "dataset.json", ["labels"])["labels"]
         if not entries:
             raise ValueError(f"{folder / 'dataset.json'} has no labels")
+        for entry in entries if isinstance(entries, list) else [entries]:
+            if not (isinstance(entry, list) and len(entry) == 2 and type(entry[1]) is int):
+                raise ValueError(
+                    f"{folder / 'dataset.json'} must list [file, whole number] under labels, has "
+                    f"{repr(entry)[:80]}"
+                )
         entries = sorted(entries)
+        twice = [a[0] for a, b in pairwise(entries) if a[0] == b[0]]
+        if twice:
+            raise ValueError(f"{folder / 'dataset.json'} lists {len(twice)} files twice, such as {twice[0]}")
         self.paths = [folder / name for name, _ in entries]
         self.labels = np.array([label for _, label in entries], dtype=np.int64)
+        listed = {name for name, _ in entries}
+        there = {path.relative_to(folder).as_posix() for path in folder.rglob("*.npy")}
+        if there - listed:
+            runtime.say(
+                f"passed over {len(there - listed)} files that {folder / 'dataset.json'} does not list, such "
+                f"as {min(there - listed)}"
+            )
+
+    def name(self, index: int) -> str:
+        """Where latent `index` comes from, for messages."""
+        return str(self.paths[index])
 
     def read(self, indices: range, flip: bool) -> np.ndarray:
         """Mean and log-variance, float32 (n, 2C, h, w)."""
-        mean, std = np.split(np.stack([_load(self.paths[i]) for i in indices]), 2, axis=1)
+        values = _stacked([self.paths[i] for i in indices])
+        if values.ndim != 4 or values.shape[1] % 2:
+            raise ValueError(f"{self.paths[indices[0]]} holds {values.shape[1:]}, expected (2C, h, w)")
+        mean, std = np.split(values, 2, axis=1)
         if (std < 0).any():
             raise ValueError(f"{self.paths[indices[0]]} holds no mean and standard deviation")
         return np.concatenate([mean, 2 * np.log(np.maximum(std, LEAST_STD))], axis=1)
@@ -72,13 +100,26 @@ class LightningCache:
     kind = "LightningDiT"
 
     def __init__(self, folder: Path) -> None:
-        self.files = [_mapped(path) for path in sorted(folder.glob("*.safetensors"))]
-        for path, file in zip(sorted(folder.glob("*.safetensors")), self.files, strict=True):
-            if not {"latents", "labels"} <= file.keys() or len(file["latents"]) != len(file["labels"]):
-                raise ValueError(f"{path} has no latents with as many labels; it has {', '.join(file)}")
+        self.paths = sorted(folder.glob("*.safetensors"))
+        self.files = [_mapped(path) for path in self.paths]
+        for path, file in zip(self.paths, self.files, strict=True):
+            counts = {len(values) for name, values in file.items() if name in LIGHTNING}
+            if not {"latents", "labels"} <= file.keys() or len(counts) > 1:
+                shapes = ", ".join(f"{name} {values.shape}" for name, values in file.items())
+                raise ValueError(f"{path} has no latents with as many labels; it has {shapes}")
+            if not np.issubdtype(file["labels"].dtype, np.integer):
+                raise ValueError(f"{path}: labels are {file['labels'].dtype}, needed are whole numbers")
+            first = self.files[0]["latents"].shape[1:]
+            if any(file[key].shape[1:] != first for key in LIGHTNING[:2] if key in file):
+                raise ValueError(f"{path} holds latents of another shape than {first}")
         self.labels = np.concatenate([file["labels"] for file in self.files]).astype(np.int64)
         self.has_flip = all("latents_flip" in file for file in self.files)
         self.starts = np.cumsum([0, *(len(file["labels"]) for file in self.files)])
+
+    def name(self, index: int) -> str:
+        """Where latent `index` comes from, for messages."""
+        file = int(np.searchsorted(self.starts, index, side="right")) - 1
+        return f"{self.paths[file]}[{index - self.starts[file]}]"
 
     def read(self, indices: range, flip: bool) -> np.ndarray:
         """Draws, float32 (n, C, h, w)."""
@@ -103,11 +144,18 @@ class FastDitCache:
             )
         ordered = sorted(names, key=lambda name: [int(d) for d in re.findall(r"\d+", name)] or [-1])
         self.paths = [features / name for name in ordered]
-        self.labels = np.array([int(_load(labels / name).item()) for name in ordered], dtype=np.int64)
+        self.labels = np.array([_label(labels / name) for name in ordered], dtype=np.int64)
+
+    def name(self, index: int) -> str:
+        """Where latent `index` comes from, for messages."""
+        return str(self.paths[index])
 
     def read(self, indices: range, flip: bool) -> np.ndarray:
         """Draws, their scale taken off, float32 (n, C, h, w)."""
-        return np.concatenate([_load(self.paths[i]) for i in indices]) / FAST_DIT_SCALE
+        values = _stacked([self.paths[i] for i in indices])
+        if values.ndim != 5 or values.shape[1] != 1:
+            raise ValueError(f"{self.paths[indices[0]]} holds {values.shape[1:]}, expected (1, C, h, w)")
+        return values[:, 0] / FAST_DIT_SCALE
 
 
 def open_foreign(folder: Path) -> ForeignCache:
@@ -136,8 +184,7 @@ def import_latents(folder: Path, autoencoder: Autoencoder, out: Path, normalize_
     """
     start = time.monotonic()
     cache = open_foreign(folder)
-    if cache.labels.min() < 0:
-        raise ValueError(f"{folder} has a label {cache.labels.min()}; labels start at 0")
+    check_labels(str(folder), cache.labels)
     identity = autoencoder.identity
     first = cache.read(range(min(64, len(cache.labels))), False)
     _check_channels(folder, first, identity)
@@ -163,11 +210,11 @@ def import_latents(folder: Path, autoencoder: Autoencoder, out: Path, normalize_
         runtime.say(f"{out}: all {len(cache.labels)} latents are there already")
         return
     ranges = shard_ranges(len(cache.labels))
-    todo = shards.unfinished(out, len(ranges))
+    todo = shards.unfinished(out, settings, ranges, cache.labels, whole=True)
     with runtime.progress(sum(len(ranges[i]) for i in todo), 0, "importing", " latents") as bar:
         for i in todo:
-            moments = _half(folder, cache.read(ranges[i], False))
-            flipped = _half(folder, cache.read(ranges[i], True)) if cache.has_flip else None
+            moments = _half(folder, cache, ranges[i], False)
+            flipped = _half(folder, cache, ranges[i], True) if cache.has_flip else None
             index = np.arange(ranges[i].start, ranges[i].stop, dtype=np.int64)
             shards.write_shard(out, i, moments, flipped, cache.labels[index], index)
             bar.update(len(index))
@@ -197,20 +244,43 @@ def _check_channels(folder: Path, moments: np.ndarray, identity: AutoencoderIden
 
 
 def _check_pixels(folder: Path, moments: Tensor, autoencoder: Autoencoder) -> None:
-    means = latents_of_moments(moments[:8], torch.zeros(1), autoencoder.identity)
-    pixels = autoencoder.decode(means)
-    if np.quantile(pixels.cpu().numpy(), 0.01) > -0.2:  # in [-1, 1] some pixel is darker than mid-gray
+    means = latents_of_moments(moments, torch.zeros(1), autoencoder.identity)
+    pixels = np.concatenate([autoencoder.decode(some).cpu().numpy().ravel() for some in means.split(8)])
+    low, middle, high = np.quantile(pixels, [0.01, 0.5, 0.99])
+    found = f"{low:.2f} ... {high:.2f}, half of them below {middle:.2f}"
+    if low > -0.2:  # in [-1, 1] some pixel of 64 images is darker than mid-gray
         raise ValueError(
-            f"the latents in {folder} decode to {pixels.min():.2f} ... {pixels.max():.2f}: they were made of "
-            "pixels in [0, 1], as EDM2's own tool does, where sitvit and REPA use [-1, 1]; encode again"
+            f"the latents in {folder} decode to {found}: they were made of pixels in [0, 1], as EDM2's own "
+            "tool does, where sitvit and REPA use [-1, 1]; encode again"
         )
+    runtime.say(f"pixels of {len(means)} decoded latents: {found}; they should span about -1 ... 1")
 
 
-def _half(folder: Path, moments: np.ndarray) -> Tensor:
-    half = torch.from_numpy(moments).to(torch.float16)
-    if not torch.isfinite(half).all():
-        raise ValueError(f"{folder} has latents that are not finite numbers in float16")
+def _half(folder: Path, cache: ForeignCache, places: range, flip: bool) -> Tensor:
+    half = torch.from_numpy(cache.read(places, flip)).to(torch.float16)
+    bad = (~torch.isfinite(half.flatten(1)).all(dim=1)).nonzero()
+    if len(bad):
+        name = cache.name(places[int(bad[0])])
+        raise ValueError(f"{name} in {folder} holds latents that are not finite numbers in float16")
     return half
+
+
+def _stacked(paths: list[Path]) -> np.ndarray:
+    """The arrays of npy files as one; ValueError naming the first of another shape."""
+    arrays = [_load(path) for path in paths]
+    for path, array in zip(paths, arrays, strict=True):
+        if array.shape != arrays[0].shape or array.dtype.kind != "f":
+            raise ValueError(
+                f"{path} holds {array.dtype} {array.shape}, others {arrays[0].dtype} {arrays[0].shape}"
+            )
+    return np.stack(arrays)
+
+
+def _label(path: Path) -> int:
+    values = _load(path)
+    if values.size != 1 or values.dtype.kind not in "iu":
+        raise ValueError(f"{path} holds {values.dtype} {values.shape}, needed is one whole number")
+    return int(values.item())
 
 
 def _load(path: Path) -> np.ndarray:
@@ -223,5 +293,5 @@ def _load(path: Path) -> np.ndarray:
 def _mapped(path: Path) -> dict[str, np.ndarray]:
     try:
         return map_safetensors(path)
-    except (ValueError, KeyError, TypeError, OverflowError):
-        raise ValueError(f"{path} cannot be read as a safetensors file") from None
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be used: {error}") from None

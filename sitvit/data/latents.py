@@ -14,6 +14,7 @@ are encoded as they are needed (`live.py`), is a `Latents`.
 
 import hashlib
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -110,6 +111,8 @@ class LatentCache:
         }
         self.labels: np.ndarray = np.concatenate([shard["labels"] for shard in shards])
         self.source_index: np.ndarray = np.concatenate([shard["index"] for shard in shards])
+        if not len(self.labels):
+            raise ValueError(f"{folder} holds no latents")
         self._starts = np.cumsum([0, *(len(shard["labels"]) for shard in shards)])
         if not 0 <= self.labels.min() <= self.labels.max() < len(self.class_names):
             raise ValueError(
@@ -126,9 +129,10 @@ class LatentCache:
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.moments(np.array([index]), np.zeros(1, dtype=bool))[0], int(self.labels[index])
 
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
         ids = np.asarray(indices)
-        return self.moments(ids, np.zeros(len(ids), dtype=bool)), torch.from_numpy(self.labels[ids])
+        moments = self.moments(ids, np.zeros(len(ids), dtype=bool))
+        return list(zip(moments, self.labels[ids].tolist(), strict=True))  # as a DataLoader collates it
 
     @property
     def num_bytes(self) -> int:
@@ -136,11 +140,38 @@ class LatentCache:
         return sum(shard["bytes"] for shard in self.manifest["shards"])
 
     def verify(self) -> None:
-        """Read everything and compare it with the manifest's checksums; ValueError naming damaged shards."""
+        """Read everything; ValueError naming shards or values of the manifest that are not as written."""
+        wrong = self._wrong_values()
+        if wrong:
+            raise ValueError(
+                f"{self.folder / 'manifest.json'} is not this cache's, or was changed: {'; '.join(wrong)}; "
+                "delete it, and run the same encode command again"
+            )
         paths = [(self.folder / shard["file"], shard["sha256"]) for shard in self.manifest["shards"]]
         bad = [str(path) for path, expected in paths if sha256_of_file(path) != expected]
         if bad:
             raise self._damaged(", ".join(bad), "its content is not what was written")
+
+    def _wrong_values(self) -> list[str]:
+        """What the manifest says and the settings or the shards do not."""
+        settings = runtime.read_record(self.folder / "settings.json", ["num_images", "autoencoder"])
+        said = dict(self.manifest)
+        if settings.get("normalize_channels"):  # measured at the end, so not among the settings
+            unknown = {"channel_mean": None, "channel_std": None}
+            said["autoencoder"] = {**self.manifest["autoencoder"], **unknown}
+        wrong = [f"{key} is not that of settings.json" for key in settings if said.get(key) != settings[key]]
+        places, skipped = self.source_index, self.manifest.get("skipped", [])
+        if self.manifest.get("num_latents") != len(self):
+            wrong.append(f"num_latents {self.manifest.get('num_latents')}, but the shards hold {len(self)}")
+        if len(self) + len(skipped) != settings["num_images"]:
+            wrong.append(
+                f"{len(self)} latents and {len(skipped)} skipped, but {settings['num_images']} images"
+            )
+        if len(np.unique(places)) < len(places) or not 0 <= places.min() <= places.max() < len(self) + len(
+            skipped
+        ):
+            wrong.append("the shards do not hold each image once")
+        return wrong
 
     @property
     def fingerprint(self) -> str:
@@ -169,9 +200,13 @@ class LatentCache:
         if found != shard["bytes"]:
             raise self._damaged(path, f"{found} bytes, expected {shard['bytes']}")
         try:
-            return map_safetensors(path)
-        except (ValueError, KeyError, TypeError, OverflowError):
-            raise self._damaged(path, "its header cannot be read") from None
+            tensors = map_safetensors(path)
+            check_shard(tensors, self.latent_shape, self.has_flip)
+        except ValueError as error:
+            raise self._damaged(path, str(error)) from None
+        if shard.get("num_images", len(tensors["labels"])) != len(tensors["labels"]):
+            raise self._damaged(path, f"{len(tensors['labels'])} latents, expected {shard['num_images']}")
+        return tensors
 
     def _damaged(self, path: Path | str, how: str) -> ValueError:
         return ValueError(
@@ -180,17 +215,50 @@ class LatentCache:
         )
 
 
+def check_shard(tensors: dict[str, np.ndarray], latent_shape: tuple[int, int, int], flip: bool) -> None:
+    """ValueError in words where these are not the tensors of a shard of latents (C, h, w)."""
+    names = {"moments", "labels", "index"} | ({"moments_flip"} if flip else set())
+    if tensors.keys() != names:
+        raise ValueError(f"it holds {', '.join(sorted(tensors))} in place of {', '.join(sorted(names))}")
+    channels, *size = latent_shape
+    count = len(tensors["index"])
+    for name in sorted(names):
+        array = tensors[name]
+        shapes = [(count,)] if name in ("labels", "index") else [
+            (count, c, *size) for c in (channels, 2 * channels)
+        ]  # fmt: skip
+        dtype = np.int64 if name in ("labels", "index") else np.float16
+        if array.shape not in shapes or array.dtype != dtype:
+            raise ValueError(f"its {name} are {array.dtype} {array.shape}, expected {shapes[-1]}")
+
+
+TYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64}
+
+
 def map_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a safetensors file as memory-mapped arrays, read only when touched."""
-    types = {"F16": np.float16, "F32": np.float32, "I64": np.int64}
-    with open(path, "rb") as file:
-        length = min(int.from_bytes(file.read(8), "little"), path.stat().st_size)
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    mapped = np.memmap(path, mode="r", dtype=np.uint8)
-    arrays = {}
-    for name, entry in header.items():
-        begin, end = (8 + length + offset for offset in entry["data_offsets"])
-        # A plain view: indexing a memmap costs ten times as much.
-        arrays[name] = np.asarray(mapped)[begin:end].view(types[entry["dtype"]]).reshape(entry["shape"])
-    return arrays
+    """The tensors of a safetensors file as memory-mapped arrays, read only when touched.
+
+    Raises:
+        ValueError: no such file, or a tensor of a type that is not among `TYPES`; it does not name `path`.
+    """
+    try:
+        with open(path, "rb") as file:
+            length = min(int.from_bytes(file.read(8), "little"), path.stat().st_size)
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        mapped = np.memmap(path, mode="r", dtype=np.uint8)
+        return {name: _tensor(np.asarray(mapped), 8 + length, name, entry) for name, entry in header.items()}
+    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError, OverflowError):
+        raise ValueError("its header cannot be read") from None
+
+
+def _tensor(content: np.ndarray, start: int, name: str, entry: dict[str, Any]) -> np.ndarray:
+    """A plain view of a mapped file: indexing a memmap costs ten times as much."""
+    begin, end = (start + offset for offset in entry["data_offsets"])
+    if entry["dtype"] not in TYPES:
+        raise ValueError(f"its {name} are of type {entry['dtype']}; known are {', '.join(TYPES)}")
+    dtype = np.dtype(TYPES[entry["dtype"]])
+    shape = tuple(entry["shape"])
+    if not start <= begin <= end <= len(content) or end - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{name} {shape} does not fit its {len(content)} bytes")
+    return content[begin:end].view(dtype).reshape(shape)

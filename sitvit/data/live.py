@@ -6,6 +6,7 @@ the rounding of another batch shape.
 """
 
 import hashlib
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -38,7 +39,7 @@ class LiveLatents:
         self.image_size, self.autoencoder, self.has_flip = image_size, self.encoder.identity, True
         size = self.encoder.latent_size(image_size)
         self.latent_shape = (self.autoencoder.latent_channels, size, size)
-        self._readers = ThreadPoolExecutor(num_readers, thread_name_prefix="images")
+        self._num_readers, self._process = num_readers, 0
         self._coming: dict[int, Future[np.ndarray]] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -56,14 +57,21 @@ class LiveLatents:
     def expect(self, ids: np.ndarray) -> None:
         """Begin to read the images `ids` (n,)."""
         wanted = {int(i) for i in ids}
-        self._coming = {i: self._coming.get(i) or self._readers.submit(self._read, i) for i in wanted}
+        self._coming = {i: self._begun(i) for i in wanted}
 
     def moments(self, ids: np.ndarray, flips: np.ndarray) -> Tensor:
         """Moments (n, 2C or C, h, w) on the device, of the images `ids` (n,), mirrored where `flips` (n,)."""
-        reading = [self._coming.get(int(i)) or self._readers.submit(self._read, int(i)) for i in ids]
+        reading = [self._begun(int(i)) for i in ids]
         pixels = images_to_pixels(torch.from_numpy(np.stack([future.result() for future in reading])))
         mirrored = torch.from_numpy(flips).view(-1, 1, 1, 1)
         return self.encoder.encode(torch.where(mirrored, pixels.flip(-1), pixels))
+
+    def _begun(self, index: int) -> Future[np.ndarray]:
+        """The reading of an image; a forked process has threads of its own, since none survive a fork."""
+        if self._process != os.getpid():
+            self._process, self._coming = os.getpid(), {}
+            self._readers = ThreadPoolExecutor(self._num_readers, thread_name_prefix="images")
+        return self._coming.get(index) or self._readers.submit(self._read, index)
 
     def _read(self, index: int) -> np.ndarray:
         return center_crop(self.source.read(index), self.image_size)

@@ -1,11 +1,12 @@
 """Writes a latent cache (`latents.py` has its layout), whoever fills it: settings, shards, manifest.
 
-Shards are cut by image index alone. One that is there is whole, so a killed job goes on with the rest.
+Shards are cut by image index alone. One that is there and is what it should be is kept, so a killed job
+goes on with the rest.
 """
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ from torch import Tensor
 from .. import runtime
 from .autoencoder import AutoencoderIdentity
 from .demo import sha256_of_file
-from .latents import map_safetensors, shard_name
+from .latents import check_shard, map_safetensors, shard_name
 
 
 def begin(out: Path, settings: dict[str, Any]) -> None:
     """Write the settings, or check that those of an earlier run at `out` are the same.
+
+    Where only the content of some images changed, as `image_files` (of `ImageFolder`) tells, the
+    shards of these are deleted and told, unless the cache is finished.
 
     Raises:
         ValueError: other settings, naming the first key, or other files; nothing there is changed.
@@ -33,22 +37,78 @@ def begin(out: Path, settings: dict[str, Any]) -> None:
         runtime.write_json(path, settings)
         return
     found = runtime.read_record(path, [])
+    changed = _changed_shards(found, settings)
     for key, value in settings.items():
-        if found.get(key) != value and key == "images_fingerprint":
+        if found.get(key) != value and key == "images_fingerprint" and changed is None:
             raise ValueError(
                 f"{out} was begun with other images: files in {settings['images']} were added, removed or "
                 "written since; choose another --out, or delete that folder"
             )
-        if found.get(key) != value:
+        if found.get(key) != value and key not in ("images_fingerprint", "image_files"):
             raise ValueError(
                 f"{out} holds latents made with {key} = {_short(found.get(key))}, not {_short(value)}; "
                 "choose another --out, or delete that folder"
             )
 
+    if changed:
+        _forget(out, changed, settings)
 
-def unfinished(out: Path, num_shards: int) -> list[int]:
-    """The shards that are still to be written."""
-    return [i for i in range(num_shards) if not (out / shard_name(i)).is_file()]
+
+def _changed_shards(found: dict[str, Any], settings: dict[str, Any]) -> list[int] | None:
+    """Shards with images that were written anew since; None where more than that changed or nothing tells."""
+    before, now = found.get("image_files"), settings.get("image_files")
+    if not before or not now or before["names"] != now["names"]:
+        return None
+    pairs = zip(before["shards"], now["shards"], strict=True)
+    return [i for i, (old, new) in enumerate(pairs) if old != new]
+
+
+def _forget(out: Path, numbers: list[int], settings: dict[str, Any]) -> None:
+    names = ", ".join(shard_name(i) for i in numbers[:5]) + (", ..." if len(numbers) > 5 else "")
+    if (out / "manifest.json").exists():
+        raise ValueError(
+            f"{out} is finished, but images of {names} were written since; choose another --out, or delete "
+            f"{out / 'manifest.json'} to encode only these again"
+        )
+    runtime.say(f"images of {names} were written since {out} was begun; these are encoded again")
+    for i in numbers:
+        (out / shard_name(i)).unlink(missing_ok=True)
+    runtime.write_json(out / "settings.json", settings)
+
+
+def unfinished(
+    out: Path, settings: dict[str, Any], ranges: Sequence[range], labels: np.ndarray, whole: bool
+) -> list[int]:
+    """The shards that are still to be written, or to be written again: told with the reason.
+
+    One that is there is kept if it has the settings' shape, and images of its range with their `labels` of
+    the source (N,); all of them where `whole`.
+    """
+    todo = []
+    for i, places in enumerate(ranges):
+        path = out / shard_name(i)
+        if not path.exists():
+            todo.append(i)
+            continue
+        try:
+            _check_kept(path, settings, places, labels, whole)
+        except ValueError as error:
+            runtime.say(f"{path} is not what it should be: {error}; it is made again")
+            todo.append(i)
+    return todo
+
+
+def _check_kept(path: Path, settings: dict[str, Any], places: range, labels: np.ndarray, whole: bool) -> None:
+    tensors = map_safetensors(path)
+    size = settings["latent_size"]
+    check_shard(tensors, (settings["autoencoder"]["latent_channels"], size, size), settings["flip"])
+    index = tensors["index"]
+    if len(index) and not places.start <= index.min() <= index.max() < places.stop:
+        raise ValueError(f"its images are not {places.start} to {places.stop - 1}")
+    if (np.diff(index) <= 0).any() or not np.array_equal(tensors["labels"], labels[index]):
+        raise ValueError("its images are not in order, or have other labels")
+    if whole and len(index) < len(places):
+        raise ValueError(f"{len(places) - len(index)} of its images were skipped")
 
 
 def write_shard(

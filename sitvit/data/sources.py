@@ -9,9 +9,12 @@ as text; so ImageNet's synset folders get the official labels 0..999.
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,6 +23,7 @@ from .images import center_crop, read_image
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 NUM_SYNSETS = 1000
+SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 IDX = "-images-idx3-ubyte.gz"
 
 
@@ -49,9 +53,10 @@ class ImageFolder:
         entries = sorted(folder.iterdir())
         folders = [path for path in entries if path.is_dir()]
         junk = [path for path in folders if is_junk(path.name)]
-        images = {path.name: image_files(path) for path in folders if path not in junk}
+        files = {path.name: files_below(path) for path in folders if path not in junk}
+        images = {name: [path for path in below if is_image(path.name)] for name, below in files.items()}
         loose = [path for path in entries if is_image(path.name) and not path.is_dir()]
-        self.class_names = class_order(name for name, files in images.items() if files)
+        self.class_names = class_order(name for name, below in images.items() if below)
         if not self.class_names:
             raise ValueError(_nothing_in(folder, loose))
         self.folder = folder
@@ -60,10 +65,12 @@ class ImageFolder:
         self.labels = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
         self.notices = [f"passed over {path}: hidden or system folder" for path in junk]
         self.notices += [
-            f"passed over {folder / name}: no images in it" for name, files in images.items() if not files
+            f"passed over {folder / name}: no images in it" for name, below in images.items() if not below
         ]
         if loose:
             self.notices.append(f"passed over {len(loose)} images that lie outside the class folders")
+        others = [path.name for below in files.values() for path in below if not is_image(path.name)]
+        self.notices += about_others(folder, others)
         self.notices += about_names(self.class_names)
 
     def __len__(self) -> int:
@@ -79,12 +86,26 @@ class ImageFolder:
 
     def fingerprint(self) -> str:
         """Changes when a file is added, removed, renamed or written again."""
-        digest = hashlib.sha256()
+        return hashlib.sha256(b"".join(map(b"".join, self._records))).hexdigest()
+
+    def file_fingerprints(self, ranges: Sequence[range]) -> dict[str, Any]:
+        """Of the names and labels of all images, and of the files in each range: which of them changed."""
+        names, _ = zip(*self._records, strict=True)
+        parts = [b"".join(map(b"".join, self._records[r.start : r.stop])) for r in ranges]
+        return {
+            "names": hashlib.sha256(b"".join(names)).hexdigest(),
+            "shards": [hashlib.sha256(part).hexdigest() for part in parts],
+        }
+
+    @cached_property
+    def _records(self) -> list[tuple[bytes, bytes]]:
+        """Name and label of each file, then its size and time."""
+        records = []
         for path, label in zip(self.paths, self.labels, strict=True):
             stat = path.stat() if path.exists() else path.lstat()  # a link may lead nowhere
             name = os.fsencode(path.relative_to(self.folder).as_posix())
-            digest.update(name + f"\0{label}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-        return digest.hexdigest()
+            records.append((name + f"\0{label}\0".encode(), f"{stat.st_size}\0{stat.st_mtime_ns}\n".encode()))
+        return records
 
 
 EMBEDDED: dict[str, Callable[[], ImageSource]] = {"fashion-mnist": embedded_fashion}
@@ -148,15 +169,28 @@ def class_order(names: Iterable[str]) -> list[str]:
 
 def about_names(names: list[str]) -> list[str]:
     """What a user should know about the labels that these class names get."""
+    if all(name.lower() in SPLITS for name in names):
+        return [
+            f"the classes are called {', '.join(names)}: if these are splits, name one of them, such as "
+            f"FOLDER/{names[0]}"
+        ]
     numbers = all(name.isdecimal() for name in names)
+    twins = [f"{a} and {b}" for a, b in pairwise(names) if numbers and int(a) == int(b)]
     shifted = [(name, label) for label, name in enumerate(names) if numbers and int(name) != label]
+    if twins:
+        return [
+            f"{twins[0]} are one number, but two classes; if they should be one, put them into one folder"
+        ]
     if shifted:
         name, label = shifted[0]
         return [f"the classes are numbers, but not 0 to {len(names) - 1}: class {name} has label {label}"]
     if not all(re.fullmatch(r"n\d{8}", name) for name in names):
         return []
     if len(names) == NUM_SYNSETS:
-        return [f"{NUM_SYNSETS} synsets: the labels are ImageNet's official 0 to {NUM_SYNSETS - 1}"]
+        return [
+            f"{NUM_SYNSETS} synsets: the labels 0 to {NUM_SYNSETS - 1} are in the order of their names, "
+            f"which is ImageNet's official one if these are the {NUM_SYNSETS} of its challenge"
+        ]
     return [
         f"{len(names)} synsets, not {NUM_SYNSETS}: the labels 0 to {len(names) - 1} are their own and not "
         "ImageNet's official ones"
@@ -173,8 +207,26 @@ def is_image(name: str) -> bool:
     return PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES and not is_junk(PurePosixPath(name).name)
 
 
+def about_others(where: Path, names: Iterable[str]) -> list[str]:
+    """What was passed over because its suffix is no image's, counted by suffix; hidden files apart."""
+    suffixes = [PurePosixPath(name).suffix.lower() or "no suffix" for name in names if not _hidden(name)]
+    if not suffixes:
+        return []
+    counted = ", ".join(f"{suffix} ({count})" for suffix, count in Counter(suffixes).most_common())
+    return [f"passed over {len(suffixes)} files in {where} whose suffix is no known image's: {counted}"]
+
+
+def _hidden(name: str) -> bool:
+    return any(is_junk(part) for part in PurePosixPath(name).parts)
+
+
 def image_files(folder: Path) -> list[Path]:
-    """The image files in `folder` and below, in order of their path; links are followed, once."""
+    """The image files among `files_below`."""
+    return [path for path in files_below(folder) if is_image(path.name)]
+
+
+def files_below(folder: Path) -> list[Path]:
+    """The files in `folder` and below, in order of their path; links are followed, once."""
     found, visited = [], set()
     for root, folders, files in os.walk(folder, followlinks=True):
         visited.add(os.path.realpath(root))
@@ -183,7 +235,7 @@ def image_files(folder: Path) -> list[Path]:
             for name in folders
             if not is_junk(name) and os.path.realpath(os.path.join(root, name)) not in visited
         )
-        found += [Path(root, name) for name in sorted(files) if is_image(name)]
+        found += [Path(root, name) for name in sorted(files)]
     return found
 
 

@@ -1,6 +1,7 @@
 """Encoding: every latent is its own image's, whoever encodes, whatever is damaged, however it ends."""
 
 import json
+import multiprocessing
 import random
 import subprocess
 import sys
@@ -93,7 +94,7 @@ def damage(folder):
 
 def test_unreadable_images_are_skipped_only_on_request_and_recorded(colours, tmp_path, small_shards):
     damage(colours)
-    with pytest.raises(ValueError, match="2 of 37 images cannot be read: .*--on-error skip"):
+    with pytest.raises(ValueError, match="0/0.png cannot be read .*--check lists every .*--on-error skip"):
         encode_colours(colours, tmp_path / "c")
     cache = encode_colours(colours, tmp_path / "c", on_error="skip")
     assert (len(cache), cache.manifest["num_images"], cache.manifest["on_error"]) == (35, 37, "skip")
@@ -105,11 +106,69 @@ def test_unreadable_images_are_skipped_only_on_request_and_recorded(colours, tmp
         assert cache.class_names[cache.labels[index]] == NAMES[round(red / 20)]
 
 
+def test_the_policy_is_the_one_under_which_images_were_left_out(colours, tmp_path, small_shards, capsys):
+    damage(colours)
+    encode_colours(colours, tmp_path / "c", on_error="skip")
+    with pytest.raises(ValueError, match="finished, but without 2 images .*--on-error skip"):
+        encode_colours(colours, tmp_path / "c", on_error="fail")
+    encode_colours(colours, tmp_path / "c", on_error="skip")
+    assert "35 images are encoded already and 2 skipped" in capsys.readouterr().out
+    (tmp_path / "c" / "manifest.json").unlink()
+    with pytest.raises(ValueError, match="0/0.png cannot be read"):
+        encode_colours(colours, tmp_path / "c", on_error="fail")
+    told = capsys.readouterr().out
+    assert "shard_00000.safetensors is not what it should be: 1 of its images were skipped" in told
+
+
+def test_a_shard_of_nothing_but_bad_images_is_passed_with_skip(colours, tmp_path, small_shards):
+    paths = open_images(str(colours)).paths
+    for path in paths[10:20]:
+        path.write_bytes(b"")
+    cache = encode_colours(colours, tmp_path / "c", on_error="skip")
+    assert cache.source_index.tolist() == [*range(10), *range(20, 37)]
+    assert [str(path) in cache.manifest["skipped"][i] for i, path in enumerate(paths[10:20])] == [True] * 10
+    reds = [round(colour_of(cache, i)[0].item() / 20) for i in range(27)]
+    assert [NAMES[red] for red in reds] == [cache.class_names[label] for label in cache.labels]
+    cache.verify()
+    for path in paths:
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match="none of the 37 images can be read; the first: .*0/0.png"):
+        encode_colours(colours, tmp_path / "d", on_error="skip")
+
+
+def test_after_a_repair_only_the_shards_of_its_images_are_encoded_again(
+    colours, tmp_path, small_shards, capsys
+):
+    whole = (colours / "é" / "1.png").read_bytes()
+    (colours / "é" / "1.png").write_bytes(b"")  # image 34, of the last shard
+    with pytest.raises(ValueError, match=r"1.png cannot be read"):
+        encode_colours(colours, tmp_path / "c")
+    before = {name: (tmp_path / "c" / name).stat().st_mtime_ns for name in content(tmp_path / "c")}
+    assert len(before) == 3
+    (colours / "é" / "1.png").write_bytes(whole)
+    touched = colours / NAMES[0] / "0.png"
+    touched.write_bytes(touched.read_bytes())  # image 0, of the first
+    cache = encode_colours(colours, tmp_path / "c")
+    assert (
+        "images of shard_00000.safetensors, shard_00003.safetensors were written" in capsys.readouterr().out
+    )
+    after = {name: (tmp_path / "c" / name).stat().st_mtime_ns for name in before}
+    assert [name for name in before if before[name] != after[name]] == ["shard_00000.safetensors"]
+    assert len(cache) == 37
+    cache.verify()
+    touched.write_bytes(touched.read_bytes())
+    with pytest.raises(ValueError, match=r"is finished, but images of shard_00000.*manifest.json"):
+        encode_colours(colours, tmp_path / "c")
+    (colours / NAMES[0] / "9.png").write_bytes(whole)
+    with pytest.raises(ValueError, match="begun with other images|num_images"):
+        encode_colours(colours, tmp_path / "c")
+
+
 def test_the_check_lists_every_bad_file_and_fails(colours, tmp_path):
     damage(colours)
     done = run_script("encode_latents", "--images", colours, "--check", cwd=tmp_path)
     assert done.returncode == 2
-    assert "2 of 37 images cannot be read" in done.stderr
+    assert "2 faults in 37 images" in done.stderr
     listed = [line for line in done.stdout.splitlines() if "cannot be read as an image" in line]
     assert [line.split(" cannot")[0][-7:] for line in listed] == ["0/0.png", "é/1.png"]
     assert not (tmp_path / "runs").exists()
@@ -243,6 +302,20 @@ def test_without_a_network_the_message_says_what_to_fetch_and_where_to_put_it(mo
     assert "give that folder" in words
 
 
+def test_the_hub_is_asked_once_where_it_cannot_be_reached(monkeypatch):
+    asked = []
+
+    def unreachable(self, repository, **options):
+        asked.append(repository)
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", unreachable)
+    monkeypatch.setattr("diffusers.AutoencoderKL.load_config", lambda *_, **__: asked.append("again"))
+    with pytest.raises(ValueError, match="no such folder here, and the hub answers: no route to host"):
+        Autoencoder("someone/some-vae/vae", "cpu")
+    assert asked == ["someone/some-vae"]
+
+
 def test_encoding_as_it_is_needed_gives_the_cached_latents(images, autoencoder, cache, monkeypatch):
     monkeypatch.setattr("sitvit.data.live.open_images", lambda where: images)
     live = LiveLatents("fashion-mnist", "fashion-autoencoder", 32, "cpu")
@@ -254,6 +327,24 @@ def test_encoding_as_it_is_needed_gives_the_cached_latents(images, autoencoder, 
     )
     assert live.latent_shape == cache.latent_shape
     assert live.class_names == cache.class_names
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+def test_a_process_forked_after_the_parent_has_read_reads_too(colours):
+    live = LiveLatents(str(colours), "pixels", 8, "cpu")
+    ids, flips = np.arange(4), np.zeros(4, dtype=bool)
+    expected = live.moments(ids, flips)
+    live.expect(ids)
+
+    def child():
+        sys.exit(0 if torch.equal(live.moments(ids, flips), expected) else 1)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(30)
+    process.kill()
+    process.join()
+    assert process.exitcode == 0
 
 
 def test_two_gloo_processes_write_what_one_writes(tmp_path):

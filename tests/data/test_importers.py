@@ -135,9 +135,97 @@ def test_what_cannot_be_imported_is_refused_by_name(sd_like, tmp_path, labels):
     bad = torch.randn(N, 4, 8, 8)
     bad[11, 0, 0, 0] = float("nan")
     write_fast_dit(tmp_path / "f", bad, labels)
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(ValueError, match=r"imagenet256_features/11.npy in .* not finite"):
         import_latents(tmp_path / "f", sd_like, tmp_path / "c", False)
     assert not (tmp_path / "c" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (["00000/img-mean-std-00000003.npy", 1.5], "must list .*has .*1.5"),
+        (["00000/img-mean-std-00000003.npy", None], "must list .*has .*None"),
+        ("00000", "must list .*has '00000'"),
+        (["00000/img-mean-std-00000003.npy", 1], "lists 1 files twice, such as 00000/img-mean-std-00000003"),
+    ],
+)
+def test_labels_that_are_no_list_of_files_and_numbers_are_refused(
+    images, sd_like, labels, tmp_path, entry, words
+):
+    write_edm2(tmp_path, posterior(images, sd_like), labels)
+    record = json.loads((tmp_path / "dataset.json").read_text())
+    (tmp_path / "dataset.json").write_text(json.dumps({"labels": [*record["labels"], entry]}))
+    with pytest.raises(ValueError, match=f"dataset.json {words}"):
+        import_latents(tmp_path, sd_like, tmp_path / "c", False)
+
+
+def test_labels_as_a_dictionary_are_refused(tmp_path, sd_like):
+    (tmp_path / "dataset.json").write_text(json.dumps({"labels": {"x.npy": 0}}))
+    with pytest.raises(ValueError, match="dataset.json must list"):
+        import_latents(tmp_path, sd_like, tmp_path / "c", False)
+
+
+def test_files_that_are_not_listed_and_the_span_of_pixels_are_told(images, sd_like, labels, tmp_path, capsys):
+    write_edm2(tmp_path / "e", posterior(images, sd_like), labels)
+    np.save(tmp_path / "e" / "extra.npy", np.zeros(3))
+    import_latents(tmp_path / "e", sd_like, tmp_path / "c", False)
+    told = capsys.readouterr().out
+    assert "passed over 1 files that" in told
+    assert "extra.npy" in told
+    assert "pixels of 24 decoded latents: -" in told
+
+
+def test_a_file_of_another_shape_is_named(images, sd_like, labels, tmp_path):
+    write_edm2(tmp_path / "e", posterior(images, sd_like), labels)
+    np.save(tmp_path / "e" / "00000" / "img-mean-std-00000005.npy", np.zeros((8, 4, 4), np.float32))
+    with pytest.raises(ValueError, match=r"img-mean-std-00000005.npy holds float32 \(8, 4, 4\), others"):
+        import_latents(tmp_path / "e", sd_like, tmp_path / "c", False)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"latents_flip": torch.zeros(N - 1, 4, 8, 8)}, r"latents_flip \(23, 4, 8, 8\)"),
+        ({"labels": torch.zeros(N)}, "labels are float32, needed are whole numbers"),
+        (
+            {"latents": torch.zeros(N, 4, 8, 8, dtype=torch.bfloat16)},
+            "its latents are of type BF16",
+        ),
+        ({"labels": torch.full((N,), 2_000_000_000)}, "has a label 2000000000"),
+    ],
+)
+def test_lightningdits_files_of_another_kind_are_refused_by_name(sd_like, labels, tmp_path, change, words):
+    z = torch.randn(N, 4, 8, 8)
+    save_file(
+        {"latents": z, "latents_flip": z.clone(), "labels": labels, **change}, tmp_path / "x.safetensors"
+    )
+    with pytest.raises(ValueError, match=words):
+        import_latents(tmp_path, sd_like, tmp_path / "c", False)
+
+
+def test_labels_of_32_bits_are_read(sd_like, labels, tmp_path):
+    save_file({"latents": torch.randn(N, 4, 8, 8), "labels": labels.int()}, tmp_path / "x.safetensors")
+    import_latents(tmp_path, sd_like, tmp_path / "c", False)
+    assert np.array_equal(LatentCache(tmp_path / "c").labels, labels.numpy())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--import", "x", "--out", "c", "--flip"], "--import does not go with --flip"),
+        (
+            ["--import", "x", "--out", "c", "--image-size", "64", "--images", "y"],
+            "--import .* --images, --i",
+        ),
+        (["--import", "x", "--out", "c", "--verify"], "--verify does not go with --import"),
+        (["--check", "--verify", "--out", "c"], "--verify does not go with --check"),
+        (["--check", "--on-error", "skip"], "--check does not go with --on-error"),
+        (["--image-size", "0"], "--image-size must be at least 1"),
+    ],
+)
+def test_options_that_would_not_be_read_are_refused_by_name(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        cli.encode_latents(arguments)
 
 
 def test_the_verb_imports_and_reports_the_spread(sd_like, labels, tmp_path, capsys):

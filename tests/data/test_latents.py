@@ -1,14 +1,18 @@
 """The latent cache: whole or unfinished, the same however it was made, refused when it does not fit."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch.utils.data import DataLoader
 
 from sitvit.data import encode as encoding
 from sitvit.data import latents
 from sitvit.data.autoencoder import Autoencoder, images_to_pixels, new_autoencoder
+from sitvit.data.demo import sha256_of_file
 from sitvit.data.encode import encode
 from sitvit.data.latents import LatentCache
 
@@ -170,10 +174,97 @@ class Unreadable(FirstImages):
         return super().read(index)
 
 
-def test_all_images_that_cannot_be_read_are_named_in_one_message(images, autoencoder, tmp_path):
+def test_an_image_that_cannot_be_read_ends_the_job_before_any_other_is_read(images, autoencoder, tmp_path):
     bad = Unreadable(images.source, images.count)
-    with pytest.raises(ValueError, match="2 of 64 images cannot be read: image 7 .*; image 40 "):
+    reads = []
+    bad.read = lambda index: reads.append(index) or Unreadable.read(bad, index)
+    with pytest.raises(ValueError, match="^image 7 cannot be read. --check lists every such image"):
         make(bad, autoencoder, tmp_path / "c")
+    assert max(reads) < 20  # what was read ahead, and not all 64 once more
+
+
+def rewritten(path, change):
+    """A shard with other tensors, still a whole safetensors file."""
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def put(name, value):
+    return lambda tensors: tensors.__setitem__(name, value(tensors[name]))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (put("labels", lambda t: t + 1), "its images are not in order, or have other labels"),
+        (put("index", lambda t: t + 10), "its images are not 20 to 29"),
+        (put("index", lambda t: t.clamp(max=25)), "its images are not in order"),
+        (put("moments", lambda t: t[:, :, :-1].contiguous()), "its moments are float16"),
+        (put("moments", lambda t: t.float()), "its moments are float32"),
+        (lambda tensors: tensors.pop("moments_flip"), "it holds index, labels, moments in place of"),
+    ],
+)
+def test_a_kept_shard_that_is_another_is_made_again_and_told(
+    images, autoencoder, tmp_path, capsys, change, why
+):
+    make(images, autoencoder, tmp_path / "c")
+    before = content(tmp_path / "c")
+    (tmp_path / "c" / "manifest.json").unlink()
+    rewritten(tmp_path / "c" / "shard_00002.safetensors", change)
+    make(images, autoencoder, tmp_path / "c")
+    assert content(tmp_path / "c") == before
+    assert f"shard_00002.safetensors is not what it should be: {why}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("data", [b"", b"\x08", b"\xff" * 100, b"\x02" + bytes(7) + b"[]", None])
+def test_a_kept_file_that_is_no_shard_is_made_again_and_told(images, autoencoder, tmp_path, capsys, data):
+    make(images, autoencoder, tmp_path / "c")
+    before = content(tmp_path / "c")
+    (tmp_path / "c" / "manifest.json").unlink()
+    shard = tmp_path / "c" / "shard_00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-100] if data is None else data)
+    make(images, autoencoder, tmp_path / "c")
+    assert content(tmp_path / "c") == before
+    assert "shard_00002.safetensors is not what it should be" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_latents", 63),
+        ("skipped", ["x"]),
+        ("num_images", 65),
+        ("class_names", [str(i) for i in range(11)]),
+    ],
+)
+def test_verify_compares_the_manifest_with_settings_and_shards(images, autoencoder, tmp_path, key, value):
+    make(images, autoencoder, tmp_path / "c")
+    path = tmp_path / "c" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(ValueError, match=r"manifest.json is not this cache's, or was changed"):
+        LatentCache(tmp_path / "c").verify()
+
+
+def test_verify_finds_images_that_are_there_twice(images, autoencoder, tmp_path):
+    make(images, autoencoder, tmp_path / "c")
+    shard = tmp_path / "c" / "shard_00002.safetensors"
+    rewritten(shard, put("index", lambda t: t - 10))
+    path = tmp_path / "c" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["shards"][2]["sha256"] = sha256_of_file(shard)
+    manifest["shards"][2]["bytes"] = shard.stat().st_size
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="the shards do not hold each image once"):
+        LatentCache(tmp_path / "c").verify()
+
+
+def test_a_plain_dataloader_collates_the_cache(cache):
+    batches = list(DataLoader(cache, batch_size=50))
+    assert [len(labels) for _, labels in batches] == [50, 14]
+    expected = cache.moments(np.arange(64), np.zeros(64, dtype=bool))
+    assert torch.equal(torch.cat([moments for moments, _ in batches]), expected)
+    assert torch.cat([labels for _, labels in batches]).tolist() == cache.labels.tolist()
 
 
 @pytest.mark.parametrize("content", ['{"format": 2}', "[]", "{"])

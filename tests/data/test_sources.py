@@ -7,13 +7,15 @@ import sys
 import tarfile
 import types
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from sitvit.data.archives import member_bytes
+from sitvit.data.archives import Member, member_bytes
 from sitvit.data.arrays import ArrayImages
+from sitvit.data.encode import problems
 from sitvit.data.hub import HubImages
 from sitvit.data.sources import ImageFolder, about_names, class_order, open_images
 
@@ -148,6 +150,111 @@ def test_numbered_folders_have_the_same_labels_in_archives(tmp_path, pack):
         assert source.notices == []
 
 
+@pytest.mark.parametrize("pack", [zipped, tarred])
+@pytest.mark.parametrize("inner", ["", "a/b/"])
+def test_nested_folders_are_of_the_outermost_class_in_archives_as_in_folders(tmp_path, pack, inner):
+    for i, name in enumerate(("cat/front", "cat/side", "dog/front", "dog")):
+        write(tmp_path / "photos" / name / "x.png", (i, 0, 0))
+    folder = ImageFolder(tmp_path / "photos")
+    source = open_images(str(pack(tmp_path / "photos", tmp_path / f"x.{pack.__name__[:3]}", inner)))
+    assert source.class_names == folder.class_names == ["cat", "dog"]
+    assert sorted(content(source)) == sorted(content(folder))
+    assert any("the classes are the folders in a/b" in notice for notice in source.notices) == bool(inner)
+
+
+def test_one_class_with_images_beside_folders_stays_one_class(tmp_path):
+    for name in ("cat", "cat/side", "cat/front"):
+        write(tmp_path / "photos" / name / "x.png")
+    assert open_images(str(zipped(tmp_path / "photos", tmp_path / "x.zip"))).class_names == ["cat"]
+
+
+@pytest.mark.parametrize("names", [("train", "val"), ("Test",)])
+def test_folders_called_as_splits_are_told(tmp_path, names):
+    for name in names:
+        write(tmp_path / "photos" / name / "cat" / "x.png")
+    told = "if these are splits, name one of them"
+    assert any(told in notice for notice in ImageFolder(tmp_path / "photos").notices)
+
+
+def test_numbers_written_in_several_ways_are_told_to_be_classes_of_their_own(tmp_path):
+    for name in ("1", "01", "001"):
+        write(tmp_path / name / "x.png")
+    source = ImageFolder(tmp_path)
+    assert len(source.class_names) == 3
+    assert source.notices == [
+        "001 and 01 are one number, but two classes; if they should be one, put them into one folder"
+    ]
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_files_of_unknown_suffixes_are_counted_by_suffix(tmp_path, pack):
+    write(tmp_path / "photos" / "cat" / "x.png")
+    for name in ("a.jp2", "b.jp2", "c.AVIF", "none", ".hidden"):
+        (tmp_path / "photos" / "cat" / name).write_text("")
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        archive.add(tmp_path / "photos", "photos")
+    packed = tmp_path / "x.tar" if pack is tarred else zipped(tmp_path / "photos", tmp_path / "x.zip")
+    for source in (ImageFolder(tmp_path / "photos"), open_images(str(packed))):
+        told = " ".join(source.notices)
+        assert "passed over 4 files" in told
+        assert ".jp2 (2), .avif (1), no suffix (1)" in told
+
+
+def test_a_tar_that_was_cut_off_anywhere_is_refused(tree, tmp_path):
+    whole = tarred(tree, tmp_path / "x.tar").read_bytes()
+    with tarfile.open(tmp_path / "x.tar") as archive:
+        starts = [entry.offset for entry in archive]
+    for end in (starts[3], starts[3] + 100, starts[3] + 600, starts[-1]):
+        (tmp_path / "x.tar").write_bytes(whole[:end])
+        with pytest.raises(ValueError, match=r"x.tar .*(cut off|damaged)"):
+            open_images(str(tmp_path / "x.tar"))
+
+
+def test_a_tar_with_a_broken_header_and_two_tars_in_one_are_refused(tree, tmp_path):
+    whole = tarred(tree, tmp_path / "x.tar").read_bytes()
+    with tarfile.open(tmp_path / "x.tar") as archive:
+        start = list(archive)[4].offset
+    for data in (whole[:start] + b"\xff" * 512 + whole[start + 512 :], whole + whole):
+        (tmp_path / "x.tar").write_bytes(data)
+        with pytest.raises(ValueError, match=r"x.tar is damaged at byte"):
+            open_images(str(tmp_path / "x.tar"))
+
+
+def test_links_within_a_tar_are_followed_and_others_are_told(tmp_path):
+    write(tmp_path / "photos" / "cat" / "0.png", (1, 0, 0))
+    os.link(tmp_path / "photos" / "cat" / "0.png", tmp_path / "photos" / "cat" / "1.png")
+    (tmp_path / "photos" / "dog").mkdir()
+    (tmp_path / "photos" / "dog" / "2.png").symlink_to("../cat/1.png")
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        archive.add(tmp_path / "photos", "photos")
+        out = tarfile.TarInfo("photos/dog/3.png")
+        out.type, out.linkname = tarfile.SYMTYPE, "/etc/3.png"
+        archive.addfile(out)
+    source = open_images(str(tmp_path / "x.tar"))
+    assert content(source) == content(ImageFolder(tmp_path / "photos"))
+    assert len(source) == 3
+    assert "passed over 1 entries" in source.notices[0]
+    assert "photos/dog/3.png" in source.notices[0]
+
+
+def test_a_member_that_inflates_beyond_the_limit_is_refused_unread(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("cat/x.png", bytes(100_000))
+    monkeypatch.setenv("SITVIT_MAX_IMAGE_PIXELS", "20000")
+    with pytest.raises(
+        ValueError, match=r"x.zip/cat/x.png cannot be read \(100,000 bytes, the limit is 80,000"
+    ):
+        open_images(str(tmp_path / "x.zip")).read(0)
+
+
+def test_a_member_that_inflates_to_more_than_it_says_is_refused(tmp_path):
+    data = zlib.compress(bytes(1_000_000))[2:-4]
+    (tmp_path / "x").write_bytes(data)
+    member = Member("x", 0, len(data), 10, True, None)
+    with pytest.raises(EOFError, match="does not inflate to the 10 bytes"):
+        member_bytes(tmp_path / "x", member)
+
+
 def test_stored_archives_and_pickled_sources_read_alike(tree, tmp_path):
     source = open_images(str(zipped(tree, tmp_path / "s.zip", compression=zipfile.ZIP_STORED)))
     assert content(pickle.loads(pickle.dumps(source))) == content(ImageFolder(tree))
@@ -218,6 +325,34 @@ def test_arrays_of_another_kind_are_refused_by_name(tmp_path, arrays, words):
         open_images(str(tmp_path / "x.npz"))
 
 
+@pytest.mark.parametrize("label", [2_000_000_000, 10**6])
+def test_labels_that_would_need_a_million_classes_are_refused(tmp_path, label):
+    np.savez(tmp_path / "x.npz", images=np.zeros((2, 4, 4, 3), np.uint8), labels=np.array([0, label]))
+    with pytest.raises(ValueError, match=f"x.npz: labels has a label {label}"):
+        open_images(str(tmp_path / "x.npz"))
+
+
+def test_the_check_finds_a_changed_byte_of_a_stored_array(tmp_path):
+    np.savez(tmp_path / "x.npz", images=np.full((9, 4, 4, 3), 7, np.uint8), labels=np.arange(9))
+    assert problems(open_images(str(tmp_path / "x.npz"))) == []
+    data = bytearray((tmp_path / "x.npz").read_bytes())
+    data[data.index(b"\x07" * 48) + 5] = 8
+    (tmp_path / "x.npz").write_bytes(data)
+    assert [p.split("x.npz")[1] for p in problems(open_images(str(tmp_path / "x.npz")))] == [
+        ": the checksum of images.npy is wrong; fetch or make the file again"
+    ]
+
+
+def test_an_npz_with_text_says_which_arrays_it_has(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("notes.txt", "text")
+    with pytest.raises(ValueError, match=r"x.npz has no array images \(or arr_0\); it has none"):
+        open_images(str(tmp_path / "x.npz"))
+    (tmp_path / "y.npz").write_text("text")
+    with pytest.raises(ValueError, match="y.npz is no npz file"):
+        open_images(str(tmp_path / "y.npz"))
+
+
 def test_an_npz_that_would_run_code_is_refused(tmp_path):
     np.savez(tmp_path / "x.npz", images=np.array([object()], dtype=object))
     with pytest.raises(ValueError, match="x.npz cannot be read"):
@@ -230,7 +365,7 @@ def test_synsets_have_imagenets_official_order():
     between = [f"n{number:08}" for number in range(2_000_000, 2_000_996)]
     names = class_order([*reversed(between), *known])
     assert {name: names.index(name) for name in known} == known
-    assert "official 0 to 999" in about_names(names)[0]
+    assert "official one if these are the 1000 of its challenge" in about_names(names)[0]
     assert "100 synsets, not 1000" in about_names(names[:100])[0]
 
 

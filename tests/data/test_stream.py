@@ -177,7 +177,7 @@ def test_fewer_images_than_the_batch_train_on_each_equally_often(tmp_path, num_i
 
 
 def test_a_data_loader_reads_whole_batches_of_a_cache(thirty_seven):
-    loader = DataLoader(thirty_seven, batch_size=10, collate_fn=tuple)
+    loader = DataLoader(thirty_seven, batch_size=10)
     batches = list(loader)
     assert [len(labels) for _, labels in batches] == [10, 10, 10, 7]
     everything = thirty_seven.moments(np.arange(37), np.zeros(37, bool))
