@@ -103,10 +103,11 @@ class Cell:
             )
         return found["done"] and not longer
 
-    def note(self, done: bool, **details: Any) -> None:
+    def note(self, done: bool, seconds: float | None = None) -> None:
         """Write down that it is begun, or done."""
         if runtime.is_main_process():
-            record = {"settings": self.settings, "done": done, "command": runtime.command_line(), **details}
+            about = {"command": runtime.command_line(), "seconds": seconds}
+            record = {"settings": self.settings, "done": done, **about}
             runtime.write_json(self.record_path, record)
 
     @contextlib.contextmanager
