@@ -16,6 +16,7 @@ time (tests/compare/test_statistics.py measures it).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ def bootstrap_interval(differences: np.ndarray, spreads: np.ndarray) -> tuple[fl
     return float(low), float(high)
 
 
+@functools.cache
 def student_quantile(probability: float, freedom: float) -> float:
     """Quantile above the median of Student's t; infinite `freedom` is the normal distribution.
 
