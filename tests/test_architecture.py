@@ -9,11 +9,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "sitvit"
-ORDER = ["data", "train", "generate", "eval", "report"]
+ORDER = ["data", "train", "generate", "eval", "report", "compare"]
 FREE = {"models": set(), "flow": set()}
 SHARED = {"runtime", "config"}  # machine and experiment files, for everything right of models and flow
 OWNERS = {
-    "omegaconf": {"config/"},
+    "omegaconf": {"config/", "compare/settings.py"},
     "torch_fidelity": {"eval/inception.py"},
     "torchvision": set(),
     "torchdiffeq": {"flow/ode.py"},
@@ -126,7 +126,7 @@ import sys
 from pathlib import Path
 from sitvit import cli
 from sitvit.config import Config, load_config
-verbs = [cli.train_sit, cli.sample, cli.evaluate, cli.encode_latents, cli.report, cli.fetch_data]
+verbs = [cli.train_sit, cli.sample, cli.evaluate, cli.encode_latents, cli.report, cli.fetch_data, cli.compare]
 for verb in [*verbs, cli.geometry]:
     try:
         verb(["--help"])

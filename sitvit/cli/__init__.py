@@ -1,6 +1,7 @@
 """The verbs, as `scripts/` call them: parse, check, hand over. Heavy imports wait until they are needed."""
 
 from .bench import bench
+from .compare import compare
 from .data import encode_latents, fetch_data
 from .evaluate import evaluate, report
 from .frame import explain, main
@@ -10,6 +11,7 @@ from .train import reconstruct_average, train_autoencoder, train_classifier, tra
 
 __all__ = [
     "bench",
+    "compare",
     "encode_latents",
     "evaluate",
     "explain",

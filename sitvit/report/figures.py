@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -68,6 +68,55 @@ def loss_figure(curves: dict[str, list[dict[str, float]]]) -> "Figure":
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
     axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    return figure
+
+
+def value_figure(result: dict[str, Any]) -> "Figure":
+    """Distance against step of each arm, unguided: seeds faint, their mean strong; published: stars."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), dpi=100, layout="constrained")
+    axes = figure.add_subplot()
+    for number, arm in enumerate(result["arms"]):
+        values = [v for v in result["values"] if v["arm"] == arm["name"] and v["cfg_scale"] == 1]
+        points = [(v["step"], v["metrics"][result["metric"]]) for v in values]
+        steps = sorted({step for step, _ in points})
+        means = [np.mean([value for at, value in points if at == step]) for step in steps]
+        axes.plot(*np.array(points).T, "o", color=f"C{number}", alpha=0.35)
+        axes.plot(steps, means, "-", color=f"C{number}", label=arm["name"])
+        for told in result["references"]:
+            if told["arm"] == arm["name"] and told["cfg_scale"] == 1:
+                axes.plot(
+                    told["step"], told["value"], "*", color=f"C{number}", label=f"published: {arm['name']}"
+                )
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel(f"{result['metric']}, unguided")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def difference_figure(entries: list[dict[str, Any]], what: str) -> "Figure":
+    """Paired difference against step of each pair, with its interval; above zero the first is ahead."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.5), dpi=100, layout="constrained")
+    axes = figure.add_subplot()
+    unguided = [entry for entry in entries if entry.get("first_cfg_scale", 1) == 1]
+    for number, pair in enumerate(dict.fromkeys((entry["first"], entry["second"]) for entry in unguided)):
+        rows = [entry for entry in unguided if (entry["first"], entry["second"]) == pair]
+        steps = [row["step"] for row in rows]
+        axes.plot(
+            steps, [row["mean"] for row in rows], ".-", color=f"C{number}", label=f"{pair[1]} - {pair[0]}"
+        )
+        known = [row for row in rows if row["low"] is not None]
+        lows, highs = ([row[end] for row in known] for end in ("low", "high"))
+        axes.fill_between([row["step"] for row in known], lows, highs, color=f"C{number}", alpha=0.2)
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel(f"difference in {what}")
+    axes.grid(alpha=0.3)
     axes.legend()
     return figure
 

@@ -89,7 +89,7 @@ def write_report(folders: list[Path], out: Path, figures_prefix: str | None) -> 
         for made in run.samples:
             path = pictures / f"{run.folder.name}-{made.folder.name}.png"
             save_figure(path, partial(grid_figure, made, grid_title(run, made)))
-            sections.append(f"<h2>{_text(run.name)}</h2>{_image(path)}{_how(made)}")
+            sections.append(f"<h2>{text(run.name)}</h2>{image(path)}{_how(made)}")
             written.append(path)
     if figures_prefix:
         written += _export(runs, curves, figures_prefix)
@@ -97,7 +97,7 @@ def write_report(folders: list[Path], out: Path, figures_prefix: str | None) -> 
         "<h1>What the runs made</h1>",
         _results(runs),
         "<h2>Training loss</h2>",
-        _image(pictures / "loss.png") if curves else "",
+        image(pictures / "loss.png") if curves else "",
         *sections,
         "<h2>What was run</h2>",
         _stages(runs),
@@ -184,7 +184,7 @@ def _results(runs: list[Run]) -> str:
         "the same number of images. Class agreement is the share of images that this classifier takes for "
         "the class that was asked for. Each row is one run with one seed.</p>"
     )
-    return _table(head, rows, num_text_columns=1) + note
+    return table(head, rows, num_text_columns=1) + note
 
 
 def _numbers(metrics: dict[str, Any]) -> list[str]:
@@ -198,7 +198,7 @@ def _numbers(metrics: dict[str, Any]) -> list[str]:
 
 
 def _how(made: Samples) -> str:
-    return f"<p class='note'><code>{_text(made.record['command'])}</code></p>"
+    return f"<p class='note'><code>{text(made.record['command'])}</code></p>"
 
 
 def _stages(runs: list[Run]) -> str:
@@ -216,23 +216,27 @@ def _stages(runs: list[Run]) -> str:
         [stage, record["command"], f"{record['seconds']:.0f}", f"{record['peak_memory_mib']:,}"]
         for stage, record in stages
     ]
-    return _table(["stage", "command", "seconds", "peak MiB"], rows, num_text_columns=2)
+    return table(["stage", "command", "seconds", "peak MiB"], rows, num_text_columns=2)
 
 
-def _table(head: list[str], rows: list[list[str]], num_text_columns: int) -> str:
+def table(head: list[str], rows: list[list[str]], num_text_columns: int) -> str:
+    """An HTML table; the first `num_text_columns` are text, the others numbers."""
+
     def line(tag: str, cells: list[str]) -> str:
         kinds = ["" if i < num_text_columns else " class='number'" for i in range(len(cells))]
         return "<tr>" + "".join(
-            f"<{tag}{kind}>{_text(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)
+            f"<{tag}{kind}>{text(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)
         )
 
     return "<table>" + line("th", head) + "".join(line("td", row) for row in rows) + "</table>"
 
 
-def _image(path: Path) -> str:
+def image(path: Path) -> str:
+    """A picture inside the page."""
     data = base64.b64encode(path.read_bytes()).decode()
-    return f"<p><img alt='{_text(path.stem)}' src='data:image/png;base64,{data}'></p>"
+    return f"<p><img alt='{text(path.stem)}' src='data:image/png;base64,{data}'></p>"
 
 
-def _text(text: str) -> str:
+def text(text: str) -> str:
+    """Text as HTML shows it."""
     return html.escape(text)

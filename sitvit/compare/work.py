@@ -1,0 +1,83 @@
+"""Working through the cells: one, or all that are free; killed and started again, it goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import runtime
+from .cells import Cell, NotReady, Taken
+
+
+def find_cell(cells: Sequence[Cell], name: str) -> Cell:
+    """The cell `name`, or of that number in the list; ValueError where there is none."""
+    for number, cell in enumerate(cells):
+        if name in (cell.name, str(number)):
+            return cell
+    raise ValueError(f"there is no cell {name!r}; --list names the {len(cells)} there are")
+
+
+def work_through(cells: Sequence[Cell]) -> list[Cell]:
+    """Do all cells that nobody else does; returns those that are left to others.
+
+    Raises:
+        ValueError: a cell that was begun with other settings, before anything is done.
+    """
+    for cell in cells:
+        cell.is_done()
+    left = []
+    for cell in cells:
+        try:
+            do(cell)
+        except (Taken, NotReady) as reason:
+            runtime.say(f"left: {reason}")
+            left.append(cell)
+    return left
+
+
+def do(cell: Cell) -> None:
+    """Do one cell, or go on with it, unless it is done.
+
+    Raises:
+        Taken: another process holds it.
+        NotReady: its checkpoint is not there yet.
+        ValueError: it was begun with other settings; or what its verb says.
+    """
+    with cell.lock():
+        if cell.is_done():
+            return
+        if cell.kind != "train" and not (cell.checkpoint / "checkpoint.json").is_file():
+            first = f"train-{cell.arm.name}-seed_{cell.seed}"
+            raise NotReady(f"{cell.name} needs {cell.checkpoint}; run --cell {first} first")
+        runtime.say(f"== {cell.name}")
+        cell.note(done=False)
+        start = time.monotonic()
+        {"train": _train, "evaluate": _evaluate, "grid": _grid}[cell.kind](cell)
+        cell.note(done=True, seconds=round(time.monotonic() - start, 1))
+
+
+def _train(cell: Cell) -> None:
+    from ..train.loop import train
+
+    train(cell.run)
+
+
+def _evaluate(cell: Cell) -> None:
+    from ..eval.evaluate import evaluate
+
+    assert cell.evaluation is not None
+    evaluate(cell.evaluation)
+
+
+def grid_folder(cell: Cell) -> Path:
+    """Where the shown images of a grid cell lie."""
+    return Path(cell.run.run) / "samples" / f"step_{cell.step}_cfg_{cell.cfg_scale:g}"
+
+
+def _grid(cell: Cell) -> None:
+    from ..eval.online import job_of
+    from ..generate.generation import write
+
+    assert cell.evaluation is not None
+    write(job_of(cell.evaluation, runtime.processes().device), grid_folder(cell))

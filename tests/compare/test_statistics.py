@@ -1,0 +1,54 @@
+"""Intervals of paired differences: known quantiles, known answers, and the nominal rate of false alarms."""
+
+import math
+
+import numpy as np
+import pytest
+
+from sitvit.compare.statistics import bootstrap_interval, paired_difference, student_quantile
+
+
+@pytest.mark.parametrize(
+    ("freedom", "expected"), [(1, 12.706), (2, 4.3027), (4, 2.7764), (30, 2.0423), (math.inf, 1.95996)]
+)
+def test_quantiles_are_those_of_the_tables(freedom, expected):
+    assert student_quantile(0.975, freedom) == pytest.approx(expected, rel=1e-3)  # the grid's width
+
+
+@pytest.mark.parametrize("num_seeds", [3, 5])
+def test_a_true_zero_effect_is_called_separable_at_the_nominal_rate(num_seeds):
+    """2,000 experiments: 5 % +- 3 standard errors of 0.5 %; seed effects common to both arms cancel."""
+    draw = np.random.default_rng(0)
+    alarms = 0
+    for _ in range(2000):
+        common = draw.normal(0, 10, num_seeds)
+        first, second = (dict(enumerate(common + draw.standard_normal(num_seeds))) for _ in range(2))
+        alarms += paired_difference(first, second).verdict != "not separable"
+    assert 0.035 < alarms / 2000 < 0.065
+
+
+def test_the_percentile_bootstrap_of_three_seeds_would_not_keep_the_rate():
+    draw = np.random.default_rng(0)
+    intervals = [bootstrap_interval(draw.standard_normal(3), np.zeros(3)) for _ in range(500)]
+    assert np.mean([low > 0 or high < 0 for low, high in intervals]) > 0.15
+
+
+def test_one_seed_has_the_interval_of_its_samples_alone():
+    found = paired_difference({0: 5.0}, {0: 4.0}, {0: 0.25})
+    assert (found.low, found.high) == pytest.approx((-1 - 1.96 * 0.25, -1 + 1.96 * 0.25), abs=1e-3)
+    assert found.verdict == "lower"
+
+
+def test_one_seed_without_a_spread_is_no_conclusion():
+    assert paired_difference({0: 5.0}, {0: 4.0}).verdict == "unknown"
+
+
+def test_seeds_that_agree_by_luck_keep_the_spread_of_their_samples():
+    same = paired_difference({0: 5.0, 1: 5.0}, {0: 4.9, 1: 4.9}, {0: 0.3, 1: 0.3})
+    assert same.verdict == "not separable"
+
+
+def test_a_large_effect_is_seen_with_its_sign():
+    found = paired_difference({0: 5.0, 1: 6.0, 2: 7.0}, {0: 8.0, 1: 9.1, 2: 9.9})
+    assert (found.verdict, found.num_seeds) == ("higher", 3)
+    assert paired_difference({0: 1.0}, {1: 1.0}) is None
