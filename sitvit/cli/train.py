@@ -46,12 +46,13 @@ def train_sit(arguments: list[str]) -> None:
         if options.dry_run:
             runtime.say(f"\n{plan(config, num_processes).text()}")
         return
+    from ..generate.preview import Preview
     from ..train.loop import train
     from ..train.speed import Speed
 
     train(
         config,
-        hooks=[Speed()],
+        hooks=[Speed(), Preview()],
         max_seconds=options.max_time,
         accept_changes=options.accept_changes,
         resume=options.resume,

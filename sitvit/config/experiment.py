@@ -120,6 +120,7 @@ class TrainConfig:
     on_nonfinite: str = "stop"  # or skip the step, or rollback to the last checkpoint and take other images
     max_nonfinite: int = 10  # so often in a run, then stop
     log_every: int = 100
+    preview_every: int = 0  # steps between grids of images in RUN/previews; 0: none
     save_every: int = 10_000
     keep_checkpoints: int = 2  # the newest
     keep_every: int | None = None  # and those at a multiple of so many steps
@@ -129,6 +130,7 @@ class TrainConfig:
         counts = ("num_steps", "batch_size", "log_every", "save_every", "snapshot_every", "keep_checkpoints")
         lowest = dict.fromkeys(counts, 1)
         lowest |= dict.fromkeys(("seed", "weight_decay", "warmup_steps", "decay_steps", "max_nonfinite"), 0)
+        lowest |= dict.fromkeys(("preview_every",), 0)
         return below(self, "train.", lowest) + broken(self._optimizer_rules() + self._objective_rules())
 
     def _optimizer_rules(self) -> list[Rule]:

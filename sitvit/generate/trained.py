@@ -24,6 +24,7 @@ from ..models.convert import load_model
 from ..models.dit import DiT
 from ..models.sit import SiT
 from ..train.checkpoint import RECORD, Checkpoint, find_checkpoint, open_checkpoint, step_folders
+from ..train.trainer import Trainer
 
 DISCRETE = "ddpm"
 """The path of a DiT."""
@@ -141,6 +142,31 @@ def of_checkpoint(
         home=parent.parent if parent.name == "checkpoints" else checkpoint.folder,
         step=checkpoint.step,
         trained_on=(checkpoint.record["images"], checkpoint.record["images_fingerprint"]),
+    )
+
+
+def of_trainer(trainer: Trainer, weights: str | None = None) -> Trained:
+    """A copy of the average called `weights` as it is now in a run, by default the first.
+
+    `weights_sha256` is of the tensors (`sha256_of_weights`), not of a checkpoint's file. It draws from
+    torch's generators: see `preview.beside_training`.
+    """
+    name = weights or next(iter(trainer.averages))
+    network: Any = type(trainer.model).from_config(trainer.model.config)
+    network.load_state_dict(trainer.averages[name].state, strict=True)
+    cache, settings = trainer.cache, trainer.settings
+    return Trained(
+        network=network.eval(),
+        weights=name,
+        weights_sha256=sha256_of_weights(network),
+        path=settings.path,
+        prediction=settings.prediction,
+        autoencoder=cache.autoencoder,
+        class_names=cache.class_names,
+        where=str(trainer.run),
+        home=trainer.run,
+        step=trainer.step,
+        trained_on=(cache.images, cache.images_fingerprint),
     )
 
 
