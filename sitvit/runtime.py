@@ -109,7 +109,8 @@ class Stopped(Exception):
 class StopRequest:
     """Turns SIGINT and SIGTERM into a flag that a loop asks for, so that it can end a step cleanly.
 
-    A second signal acts as it would have without this.
+    A second signal acts as it would have without this. Inside another request (an evaluation within training)
+    the outer one alone is told: its loop ends when the inner work is done.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -119,7 +120,9 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         self._previous = {number: signal.getsignal(number) for number in self.SIGNALS}
-        for number in self.SIGNALS:
+        if any(isinstance(getattr(old, "__self__", None), StopRequest) for old in self._previous.values()):
+            self._previous = {}
+        for number in self._previous:
             signal.signal(number, self._note)
         return self
 

@@ -46,13 +46,14 @@ def train_sit(arguments: list[str]) -> None:
         if options.dry_run:
             runtime.say(f"\n{plan(config, num_processes).text()}")
         return
+    from ..eval.while_training import Evaluation
     from ..generate.preview import Preview
     from ..train.loop import train
     from ..train.speed import Speed
 
     train(
         config,
-        hooks=[Speed(), Preview()],
+        hooks=[Speed(), Preview(), Evaluation()],
         max_seconds=options.max_time,
         accept_changes=options.accept_changes,
         resume=options.resume,

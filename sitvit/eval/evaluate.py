@@ -13,6 +13,7 @@ from .. import runtime
 from ..data.encode import CROP
 from ..data.sources import open_images
 from ..generate.samples import RECORD
+from ..generate.trained import Trained
 from .extraction import Extracted, extract, forget
 from .features import FEATURES, FashionFeatures, FeatureExtractor, find_extractor
 from .manifold import precision_recall
@@ -48,19 +49,20 @@ class Side:
 
 
 def evaluate(
-    config: EvaluationConfig, extractor: FeatureExtractor | None = None
+    config: EvaluationConfig, extractor: FeatureExtractor | None = None, trained: Trained | None = None
 ) -> tuple[dict[str, float], Path]:
     """Measure what `config` names; returns the metrics and the file that holds them with their protocol.
 
-    `extractor` replaces the one that `config.features` names. In every process of the job: the features are
-    shared out, and the numbers are the main one's (the others return what it wrote).
+    `extractor` replaces the one that `config.features` names, `trained` the checkpoint's network. In every
+    process of the job: the features are shared out, and the numbers are the main one's (the others return
+    what it wrote).
 
     Raises:
         ValueError: a side that is not there, unfinished, damaged, of another size or of other features.
     """
     start = time.monotonic()
     state = runtime.processes()
-    images = _open_samples(config, state.device)
+    images = _open_samples(config, state.device, trained)
     if len(images.images) == 0:
         raise ValueError(f"{config.samples} has no images")
     reference_name = config.reference or (images.trained_on and images.trained_on[0])
@@ -139,12 +141,12 @@ def make_reference(config: EvaluationConfig, reference: str, out: Path, image_si
     return out
 
 
-def _open_samples(config: EvaluationConfig, device: Any) -> ImageSet:
+def _open_samples(config: EvaluationConfig, device: Any, trained: Trained | None) -> ImageSet:
     if config.samples is not None:
         return open_set(config.samples, device)
     from .online import open_checkpoint_set
 
-    return open_checkpoint_set(config, device)
+    return open_checkpoint_set(config, device, trained)
 
 
 def open_extractor(config: EvaluationConfig, images: ImageSet, state: Any) -> FeatureExtractor:

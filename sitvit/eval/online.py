@@ -13,7 +13,7 @@ from ..flow.samplers import find_sampler
 from ..generate.draws import resolve_labels
 from ..generate.generation import write
 from ..generate.job import Job
-from ..generate.trained import open_trained
+from ..generate.trained import Trained, open_trained
 from .sets import ImageSet, open_set
 from .settings import EvaluationConfig
 
@@ -43,9 +43,12 @@ class Generated:
         return self._images[index - self._batch.start]
 
 
-def job_of(config: EvaluationConfig, device: Any) -> Job:
-    """The job of images that `config` asks for; ValueError where its settings do not fit the checkpoint."""
-    trained = open_trained(config.checkpoint, config.weights, autoencoder=config.autoencoder)
+def job_of(config: EvaluationConfig, device: Any, trained: Trained | None = None) -> Job:
+    """The job of images that `config` asks for; ValueError where its settings do not fit the checkpoint.
+
+    `trained` takes the checkpoint's place.
+    """
+    trained = trained or open_trained(config.checkpoint, config.weights, autoencoder=config.autoencoder)
     guidance = Guidance(
         config.cfg_scale,
         (config.guidance_interval[0], config.guidance_interval[1]),
@@ -64,9 +67,9 @@ def job_of(config: EvaluationConfig, device: Any) -> Job:
     )
 
 
-def open_checkpoint_set(config: EvaluationConfig, device: Any) -> ImageSet:
+def open_checkpoint_set(config: EvaluationConfig, device: Any, trained: Trained | None = None) -> ImageSet:
     """The images of a checkpoint: made when read, or first written to `config.keep_samples`."""
-    job = job_of(config, device)
+    job = job_of(config, device, trained)
     if config.keep_samples is not None:
         return open_set(str(write(job, Path(config.keep_samples))), device)
     about = {**asdict(job.settings()), "checkpoint": job.trained.where, "step": job.trained.step}
