@@ -50,10 +50,11 @@ def train_sit(arguments: list[str]) -> None:
     from ..generate.preview import Preview
     from ..train.loop import train
     from ..train.speed import Speed
+    from ..train.spikes import LossSpikes
 
     train(
         config,
-        hooks=[Speed(), Preview(), Evaluation()],
+        hooks=[Speed(), LossSpikes(), Preview(), Evaluation()],
         max_seconds=options.max_time,
         accept_changes=options.accept_changes,
         resume=options.resume,
