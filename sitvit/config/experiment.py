@@ -16,6 +16,7 @@ from ..flow.names import PATH_NAMES, PREDICTIONS, TIME_DISTRIBUTIONS, WEIGHTS
 from ..models.presets import preset
 from .checks import Rule, below, broken, one_of
 
+TRACKERS = ("tensorboard", "wandb", "trackio")
 MAX_WIDTH = 0.28  # of a power-function average; the plain mean has 0.2887
 
 
@@ -120,6 +121,7 @@ class TrainConfig:
     on_nonfinite: str = "stop"  # or skip the step, or rollback to the last checkpoint and take other images
     max_nonfinite: int = 10  # so often in a run, then stop
     log_every: int = 100
+    trackers: list[str] | None = None  # of TRACKERS, beside metrics.jsonl; null: tensorboard where installed
     preview_every: int = 0  # steps between grids of images in RUN/previews; 0: none
     evaluate_every: int = 0  # steps between evaluations of the first average; 0: none
     evaluate_images: int = 10_000  # made for each
@@ -143,9 +145,15 @@ class TrainConfig:
             (f"train.{name}", value, 0 <= value < 1, "from 0 to below 1")
             for name, value in (("beta_1", self.beta_1), ("beta_2", self.beta_2))
         ]
-        decays, powers = self.ema_decays, self.ema_widths
+        decays, powers, trackers = self.ema_decays, self.ema_widths, self.trackers or []
         return [
             *rules,
+            (
+                "train.trackers",
+                trackers,
+                len(set(trackers)) == len(trackers) and set(trackers) <= set(TRACKERS),
+                f"different names of {', '.join(TRACKERS)}, or null",
+            ),
             (
                 "train.keep_every",
                 self.keep_every,

@@ -22,6 +22,7 @@ MAY_CHANGE = {
     "train.on_nonfinite",
     "train.max_nonfinite",
     "train.log_every",
+    "train.trackers",
     "train.preview_every",
     "train.evaluate_every",
     "train.evaluate_images",
@@ -103,7 +104,7 @@ def check_own_leftovers(run: Path) -> None:
             f"{run} has checkpoints, but none is whole, so it cannot be continued; nothing was changed. "
             "Choose another `run`, or move that one away to start it again"
         )
-    ours = {"metrics.jsonl", "tensorboard", "checkpoints", "snapshots", "previews", "evaluations"}
+    ours = {"metrics.jsonl", "tensorboard", "checkpoints", "snapshots", "previews", "evaluations", "wandb"}
     foreign = sorted(path.name for path in run.iterdir() if path.name not in ours)
     if foreign:
         raise ValueError(f"{run} is not a run: it has {', '.join(foreign[:3])}; choose another `run`")

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from .. import runtime
@@ -40,6 +41,7 @@ def train(
     with (
         runtime.StopRequest() as stop,
         runtime.progress(last, trainer.step, "training", " steps") as bar,
+        closing(trainer),
     ):
         while trainer.step < last:
             row = trainer.advance(stop.requested or time.monotonic() >= deadline)
@@ -61,7 +63,6 @@ def train(
                     raise runtime.Stopped(
                         f"stopped after step {trainer.step}, which is saved; the same command continues"
                     )
-    trainer.close()
     runtime.say(f"{config.run}: done, {last} steps; the last checkpoint is in {config.run}/checkpoints")
 
 

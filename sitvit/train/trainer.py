@@ -131,7 +131,7 @@ class Trainer:
         if self.handle.is_main_process:
             self.close()
             delete_later_snapshots(self.run, self.step)
-            self._log = MetricsLog(self.run, self.step)
+            self._log = MetricsLog(self.run, self.step, self.settings.trackers, self.config.to_dict())
 
     @property
     def seconds(self) -> float:
