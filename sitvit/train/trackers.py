@@ -6,6 +6,7 @@ goes wrong there is said in a line, once, and training goes on without it.
 
 import hashlib
 import importlib.util
+import inspect
 import os
 import queue
 import threading
@@ -60,13 +61,14 @@ class Wandb:
         import wandb
 
         mode = os.environ.get("WANDB_MODE", "online")
-        if mode == "online" and not wandb.api.api_key:
+        if mode == "online" and not _has_key(wandb):
             raise ValueError("it has no key: call `wandb login`, or set WANDB_MODE=offline")
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "sitvit"),
             name=run.name,
             id=run_id(run),
             resume="allow",
+            mode=mode,
             dir=str(run),
             config=config,
             settings=wandb.Settings(console="off"),
@@ -147,6 +149,13 @@ def open_trackers(names: list[str] | None, run: Path, first_step: int, config: R
     if names is None:
         names = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
     return [Background(name, run, first_step, config) for name in names]
+
+
+def _has_key(wandb: Any) -> bool:
+    """Whether wandb would log in without asking; its older versions have another way to tell."""
+    if "prompt" in inspect.signature(wandb.login).parameters:
+        return bool(wandb.login(prompt=False))
+    return bool(wandb.api.api_key)
 
 
 def run_id(run: Path) -> str:

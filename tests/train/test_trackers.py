@@ -17,7 +17,9 @@ from sitvit.train.trackers import TRACKERS
 
 def fake_wandb(init, key="key"):
     return SimpleNamespace(
-        api=SimpleNamespace(api_key=key), init=init, Settings=lambda **given: SimpleNamespace(**given)
+        login=lambda prompt: key is not None and not prompt,
+        init=init,
+        Settings=lambda **given: SimpleNamespace(**given),
     )
 
 
