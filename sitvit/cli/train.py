@@ -51,10 +51,11 @@ def train_sit(arguments: list[str]) -> None:
     from ..train.loop import train
     from ..train.speed import Speed
     from ..train.spikes import LossSpikes
+    from ..train.statistics import Statistics
 
     train(
         config,
-        hooks=[Speed(), LossSpikes(), Preview(), Evaluation()],
+        hooks=[Speed(), LossSpikes(), Statistics(), Preview(), Evaluation()],
         max_seconds=options.max_time,
         accept_changes=options.accept_changes,
         resume=options.resume,

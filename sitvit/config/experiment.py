@@ -122,6 +122,7 @@ class TrainConfig:
     max_nonfinite: int = 10  # so often in a run, then stop
     log_every: int = 100
     trackers: list[str] | None = None  # of TRACKERS, beside metrics.jsonl; null: tensorboard where installed
+    statistics_every: int = 0  # steps between rows with attention, gates and gammas of each block; 0: none
     preview_every: int = 0  # steps between grids of images in RUN/previews; 0: none
     evaluate_every: int = 0  # steps between evaluations of the first average; 0: none
     evaluate_images: int = 10_000  # made for each
@@ -135,7 +136,9 @@ class TrainConfig:
         counts = ("num_steps", "batch_size", "log_every", "save_every", "snapshot_every", "keep_checkpoints")
         lowest = dict.fromkeys(counts, 1)
         lowest |= dict.fromkeys(("seed", "weight_decay", "warmup_steps", "decay_steps", "max_nonfinite"), 0)
-        lowest |= dict.fromkeys(("preview_every", "evaluate_every"), 0) | {"evaluate_images": 2}
+        lowest |= dict.fromkeys(("preview_every", "evaluate_every", "statistics_every"), 0) | {
+            "evaluate_images": 2
+        }
         return below(self, "train.", lowest) + broken(self._optimizer_rules() + self._objective_rules())
 
     def _optimizer_rules(self) -> list[Rule]:
@@ -160,11 +163,15 @@ class TrainConfig:
                 self.keep_every is None or self.keep_every > 0,
                 "above 0, or null",
             ),
-            (
-                "train.evaluate_every",
-                self.evaluate_every,
-                self.log_every < 1 or self.evaluate_every % self.log_every == 0,
-                f"a multiple of train.log_every = {self.log_every}, whose rows hold its numbers",
+            *(
+                (
+                    f"train.{name}",
+                    every,
+                    self.log_every < 1 or every % self.log_every == 0,
+                    f"a multiple of train.log_every = {self.log_every}, whose rows hold its numbers",
+                )
+                for name in ("evaluate_every", "statistics_every")
+                for every in [getattr(self, name)]
             ),
             ("train.seed", self.seed, self.seed < 2**63, "below 2^63"),
             ("train.lr", self.lr, 0 < self.lr < math.inf, "above 0"),

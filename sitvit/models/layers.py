@@ -82,6 +82,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotation: Tensor | None = None) -> Tensor:
         """`x` (B, N, D); `rotation` (2, N, D / num_heads) turns queries and keys, or None."""
+        q, k, v = self.heads(x, rotation)
+        x = F.scaled_dot_product_attention(q, k, v)
+        return self.proj(rearrange(x, "b h n d -> b n (h d)"))
+
+    def heads(self, x: Tensor, rotation: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys, normed and turned, and values, (B, heads, N, d) each."""
         qkv = rearrange(self.qkv(x), "b n (qkv h d) -> b n qkv h d", qkv=3, h=self.num_heads)
         q, k, v = qkv.unbind(2)  # (B, N, heads, d)
         q_norm: Any = self.q_norm
@@ -93,9 +99,7 @@ class Attention(nn.Module):
             q, k = q_norm(q), k_norm(k)
             if rotation is not None:
                 q, k = rotate(q, rotation), rotate(k, rotation)
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))  # (B, heads, N, d)
-        x = F.scaled_dot_product_attention(q, k, v)
-        return self.proj(rearrange(x, "b h n d -> b n (h d)"))
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ MAY_CHANGE = {
     "train.max_nonfinite",
     "train.log_every",
     "train.trackers",
+    "train.statistics_every",
     "train.preview_every",
     "train.evaluate_every",
     "train.evaluate_images",
