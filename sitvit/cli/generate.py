@@ -61,6 +61,11 @@ def sample(arguments: list[str]) -> None:
     )
     parser.add_argument("--out", type=Path, help="folder (default: named by the settings, in the run)")
     parser.add_argument("--npz", action="store_true", help="also write arr_0 (N, H, W, 3), for the ADM suite")
+    parser.add_argument(
+        "--trajectory",
+        action="store_true",
+        help="also the way of the first images from noise, as trajectory.png and trajectory.gif",
+    )
     options = parser.parse_args(arguments)
     if options.seeds and (options.seed is not None or options.num_images is not None):
         raise ValueError("--seeds says which seeds and how many images; leave out --seed and --num-images")
@@ -85,6 +90,7 @@ def sample(arguments: list[str]) -> None:
     from ..generate.job import Job
     from ..generate.samples import Samples, write_npz
     from ..generate.trained import open_trained
+    from ..generate.trajectory import write_trajectory
     from ..report.figures import grid_figure, save_figure
 
     trained = open_trained(
@@ -118,6 +124,8 @@ def sample(arguments: list[str]) -> None:
         runtime.say(f"look at {grid}")
         if options.npz:
             runtime.say(f"for the ADM suite: {write_npz(Samples(out))}")
+        if options.trajectory:
+            runtime.say(f"from noise to image: {' and '.join(map(str, write_trajectory(job, out)))}")
 
 
 def _seeds(text: str) -> tuple[int, int]:
