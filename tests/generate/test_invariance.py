@@ -80,6 +80,8 @@ def test_a_job_killed_within_a_batch_continues_to_the_same_bytes(job, tmp_path, 
         with pytest.raises(Killed):
             write(job(3), tmp_path / "killed")
     assert len([*(tmp_path / "killed" / "images").iterdir()]) == 5
+    with pytest.raises(ValueError, match="unfinished"):
+        Samples(tmp_path / "killed")
     for name in ("killed", "whole"):
         write(job(3), tmp_path / name)
     for index in range(10):
