@@ -2,9 +2,13 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import runtime
 from .frame import make_parser
+
+if TYPE_CHECKING:
+    from ..generate.job import Job
 
 SAMPLER_PARTS = {
     "method": (
@@ -49,7 +53,7 @@ def sample(arguments: list[str]) -> None:
     )
     _add_sampler(parser)
     _add_guidance(parser)
-    parser.add_argument("--batch-size", type=int, default=50, help="images at once (50)")
+    parser.add_argument("--batch-size", type=int, help="images at once (50)")
     parser.add_argument(
         "--precision",
         default="float32",
@@ -61,7 +65,21 @@ def sample(arguments: list[str]) -> None:
     )
     parser.add_argument("--out", type=Path, help="folder (default: named by the settings, in the run)")
     parser.add_argument("--npz", action="store_true", help="also write arr_0 (N, H, W, 3), for the ADM suite")
+    parser.add_argument(
+        "--trajectory",
+        action="store_true",
+        help="also the way of the first images from noise, as trajectory.png and trajectory.gif",
+    )
+    parser.add_argument(
+        "--reverse",
+        type=Path,
+        metavar="IMAGE",
+        help="in place of samples: this image of the class --labels to its noise and back (an ODE or "
+        "dit-ddim; guidance is applied on both ways)",
+    )
     options = parser.parse_args(arguments)
+    if options.reverse:
+        _check_reverse(options)
     if options.seeds and (options.seed is not None or options.num_images is not None):
         raise ValueError("--seeds says which seeds and how many images; leave out --seed and --num-images")
     if options.image_size and len(options.image_size) > 2:
@@ -85,6 +103,7 @@ def sample(arguments: list[str]) -> None:
     from ..generate.job import Job
     from ..generate.samples import Samples, write_npz
     from ..generate.trained import open_trained
+    from ..generate.trajectory import write_trajectory
     from ..report.figures import grid_figure, save_figure
 
     trained = open_trained(
@@ -92,9 +111,10 @@ def sample(arguments: list[str]) -> None:
     )
     if options.checkpoint is None:
         runtime.say(f"the newest checkpoint: {trained.where}, {trained.weights}")
+    count = 1 if options.reverse else 100
     first, count = options.seeds or (
         options.seed or 0,
-        100 if options.num_images is None else options.num_images,
+        count if options.num_images is None else options.num_images,
     )
     size = options.image_size
     job = Job(
@@ -104,13 +124,17 @@ def sample(arguments: list[str]) -> None:
         first,
         find_sampler(options.sampler or trained.default_sampler, chosen),
         guidance,
-        options.batch_size,
+        50 if options.batch_size is None else options.batch_size,
         device=runtime.processes().device,
         seed_per_image=options.seeds is not None,
         weak=options.autoguidance and open_trained(options.autoguidance, autoencoder=options.autoencoder),
         precision=options.precision,
         image_size=size and (size[0], size[-1]),
     )
+    if options.reverse:
+        if runtime.is_main_process():
+            _reverse(job, options.reverse, options.out)
+        return
     out = write(job, options.out)
     if runtime.is_main_process():
         grid = out / "grid.png"
@@ -118,6 +142,28 @@ def sample(arguments: list[str]) -> None:
         runtime.say(f"look at {grid}")
         if options.npz:
             runtime.say(f"for the ADM suite: {write_npz(Samples(out))}")
+        if options.trajectory:
+            runtime.say(f"from noise to image: {' and '.join(map(str, write_trajectory(job, out)))}")
+
+
+def _check_reverse(options: argparse.Namespace) -> None:
+    """ValueError where no single class is said, or an option is given that only samples have."""
+    if len(options.labels) != 1 or options.labels[0] in ("balanced", "random"):
+        raise ValueError("--reverse needs the image's class: --labels NAME")
+    for name in ("num_images", "seed", "seeds", "batch_size", "npz", "trajectory"):
+        if getattr(options, name) not in (None, False):
+            raise ValueError(f"--reverse makes no samples; leave out --{name.replace('_', '-')}")
+
+
+def _reverse(job: "Job", image: Path, out: Path | None) -> None:
+    from ..generate.reverse import write_reversed
+
+    path, found = write_reversed(job, image, out)
+    runtime.say(
+        f"rmse after noise and back: {found.latent_error:.2g} in latents, {found.pixel_error:.2g} of 255 in "
+        f"pixels; the autoencoder's own {found.autoencoder_error:.2g} of 255"
+    )
+    runtime.say(f"original | autoencoder | noise and back: {path}")
 
 
 def _seeds(text: str) -> tuple[int, int]:

@@ -7,6 +7,7 @@ kind of device and on a CPU's thread count, which torchrun sets to 1.)
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -216,11 +217,8 @@ def sample_latents(
     device: torch.device,
     on_step: Callable[[Tensor], object] = no_progress,
 ) -> Solution:
-    """Latents from draw 0 of `noise`, with draw k + 1 for step k; kernels that repeat their bits.
-
-    Convolutions keep all of float32, which CUDA's would not by themselves.
-    """
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+    """Latents from draw 0 of `noise`, with draw k + 1 for step k; kernels that repeat their bits."""
+    with _repeatable():
         return sampler.sample(
             velocity,
             trained.flow_path,
@@ -229,6 +227,18 @@ def sample_latents(
             lambda step: noise(step + 1).to(device),
             on_step,
         )
+
+
+@torch.no_grad()
+def encode_latents(trained: Trained, sampler: Sampler, velocity: Velocity, latents: Tensor) -> Solution:
+    """The noise that the sampler carries to `latents`; ValueError where it draws noise on its way."""
+    with _repeatable():
+        return sampler.encode(velocity, trained.flow_path, trained.prediction, latents)
+
+
+def _repeatable() -> AbstractContextManager[None]:
+    """Kernels that repeat their bits; convolutions keep all of float32, which CUDA's would not."""
+    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
 
 
 def latent_shape(trained: Trained, image_size: tuple[int, int]) -> tuple[int, int, int]:

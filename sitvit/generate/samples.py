@@ -95,6 +95,26 @@ def write_image(path: Path, image: np.ndarray) -> None:
         raise OSError(f"cannot write {path}: {error}") from error
 
 
+def sheet(images: np.ndarray) -> np.ndarray:
+    """Images uint8 (rows, columns, H, W, 3) on one white sheet, two pixels apart."""
+    rows, columns, height, width, _ = images.shape
+    page = np.full((rows * (height + 2) - 2, columns * (width + 2) - 2, 3), 255, dtype=np.uint8)
+    for row, column in np.ndindex(rows, columns):
+        top, left = row * (height + 2), column * (width + 2)
+        page[top : top + height, left : left + width] = images[row, column]
+    return page
+
+
+def write_animation(path: Path, frames: list[np.ndarray]) -> None:
+    """Write uint8 (H, W, 3) frames as a GIF that runs for ever, resting at the last."""
+    pictures = [Image.fromarray(frame) for frame in frames]
+    durations = [120] * (len(frames) - 1) + [2000]  # milliseconds
+    with runtime.write_aside(path) as temporary:
+        pictures[0].save(
+            temporary, format="gif", save_all=True, append_images=pictures[1:], duration=durations, loop=0
+        )
+
+
 def is_whole(path: Path, image_size: tuple[int, int]) -> bool:
     """Whether the file is there and decodes to that height and width."""
     try:

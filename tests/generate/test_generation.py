@@ -1,4 +1,4 @@
-"""Image i is a pure function of (weights, settings, seed, i)."""
+"""Image i is a pure function of (weights, settings, seed, i); more of it in test_invariance.py."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ import torch
 from sitvit.data.images import read_image
 from sitvit.flow.guidance import Guidance
 from sitvit.flow.samplers import AdaptiveOde, FixedOde, Sde
-from sitvit.generate import draws, generation, samples
+from sitvit.generate import draws, generation
 from sitvit.generate.draws import keys_of, resolve_labels
 from sitvit.generate.generation import generate
 from sitvit.generate.samples import Samples
@@ -96,29 +96,6 @@ def test_any_number_of_processes_makes_the_same_bytes(run, monkeypatch, num_proc
 
     monkeypatch.setattr(generation, "_write_missing", in_turn)
     assert pictures(run("split")) == whole
-
-
-def test_a_killed_job_continues_to_the_same_bytes(run, monkeypatch, tmp_path):
-    whole = pictures(run("whole"))
-    original, count = samples.write_image, [0]
-
-    class Killed(Exception):
-        pass
-
-    def dying(path, image):
-        if count[0] == 6:
-            path.write_bytes(b"half a png")
-            raise Killed
-        count[0] += 1
-        original(path, image)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(samples, "write_image", dying)
-        with pytest.raises(Killed):
-            run("killed")
-    with pytest.raises(ValueError, match="unfinished"):
-        Samples(tmp_path / "killed")
-    assert pictures(run("killed")) == whole
 
 
 def test_exactly_the_asked_number_is_made_and_all_differ(run):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sitvit.cli import sample
+from sitvit.data.images import read_image
 from sitvit.generate.samples import Samples
 
 
@@ -73,3 +74,15 @@ def test_what_does_not_go_together_is_refused_before_anything_is_made(make, opti
     with pytest.raises(ValueError, match=words):
         make("out", *options)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("sampler", ["heun", "sit-sde"])
+def test_the_trajectory_changes_no_image_and_ends_in_them(make, tmp_path, sampler):
+    options = ("--num-images", 3, "--batch-size", 2, "--sampler", sampler, "--num-steps", 5)
+    images = make("plain", *options)
+    assert np.array_equal(make("watched", *options, "--trajectory"), images)
+    strip = read_image(tmp_path / "watched" / "trajectory.png")
+    assert strip.shape == (2 * 34 - 2, 6 * 34 - 2, 3)  # two images; the noise and five steps
+    assert np.array_equal(strip[:32, -32:], images[0])
+    assert np.array_equal(strip[34:, -32:], images[1])
+    assert (tmp_path / "watched" / "trajectory.gif").read_bytes().startswith(b"GIF89a")
