@@ -104,6 +104,7 @@ def without(key):
             {**SIT.under("state/"), "blocks.1.mlp.fc1.bias": torch.zeros(7)},
             r"blocks.1.mlp.fc1.bias is \(7,\) in the file and \(192,\) in the model",
         ),
+        ({**SIT.under("state/"), "blocks.99999.x": torch.zeros(1)}, r"has blocks.99999. but no blocks.\d\."),
         ({}, "holds no tensors"),
         ({"a": torch.zeros(1)}, "no network known here; its first keys are a"),
         ([1, 2], "holds a list"),
