@@ -102,9 +102,12 @@ def classifier_arguments(
 
 
 def _sizes(state: State, width: int, num_heads: int | None) -> dict[str, Any]:
-    blocks = [int(match[1]) for key in state if (match := re.match(r"blocks\.(\d+)\.", key))]
+    blocks = {int(match[1]) for key in state if (match := re.match(r"blocks\.(\d+)\.", key))}
     if not blocks:
         raise ValueError("there is no block in it (blocks.0. ...)")
+    if max(blocks) >= len(blocks):  # before a network of that depth is built
+        lacking = next(i for i in range(len(blocks) + 1) if i not in blocks)
+        raise ValueError(f"it has blocks.{max(blocks)}. but no blocks.{lacking}.")
     fc1, fc2 = state.get("blocks.0.mlp.fc1.weight"), state.get("blocks.0.mlp.fc2.weight")
     if fc1 is None or fc2 is None:
         raise ValueError("blocks.0.mlp.fc1.weight or blocks.0.mlp.fc2.weight is missing")

@@ -1,6 +1,7 @@
 """Weights from elsewhere load safely and strictly, or are refused with the reason."""
 
 import argparse
+import json
 import os
 import pickle
 import re
@@ -8,7 +9,7 @@ import re
 import pytest
 import torch
 from omegaconf import OmegaConf
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import sitvit
 from sitvit import load_checkpoint
@@ -103,6 +104,7 @@ def without(key):
             {**SIT.under("state/"), "blocks.1.mlp.fc1.bias": torch.zeros(7)},
             r"blocks.1.mlp.fc1.bias is \(7,\) in the file and \(192,\) in the model",
         ),
+        ({**SIT.under("state/"), "blocks.99999.x": torch.zeros(1)}, r"has blocks.99999. but no blocks.\d\."),
         ({}, "holds no tensors"),
         ({"a": torch.zeros(1)}, "no network known here; its first keys are a"),
         ([1, 2], "holds a list"),
@@ -241,6 +243,42 @@ def test_a_diffusers_dit_folder_gives_our_dit(tmp_path):
     assert isinstance(ours, sitvit.DiT)
     x, t, labels = torch.randn(3, 4, 8, 8), torch.tensor([0, 0, 0]), torch.tensor([1, 9, 10])
     assert_equal(ours(x, t, labels), theirs(x, timestep=t, class_labels=labels).sample)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("num_layers", 1, "does not have: transformer_blocks.1.attn1"),
+        ("num_layers", "2", "num_layers must be of type int, got '2'"),
+        ("sample_size", None, "sample_size must be of type int, got None"),
+        ("sample_size", 9, "size"),
+        ("activation_fn", "gelu", "activation_fn is 'gelu'; a DiT has 'gelu-approximate'"),
+        ("norm_eps", 0.1, "norm_eps is 0.1"),
+        ("norm_elementwise_affine", True, "norm_elementwise_affine is True; a DiT has False"),
+        ("norm_type", "ada_norm", "norm_type is 'ada_norm'"),
+        ("patch_size", 4, "patch_size is 4, but the tensors have 2"),
+        ("attention_head_dim", 8, "attention_head_dim is 8, but the tensors have 16"),
+        ("num_attention_heads", 4, "attention_head_dim is 16, but the tensors have 8"),
+        ("num_attention_heads", 5, "multiple of num_heads|attention_head_dim"),
+        ("num_embeds_ada_norm", 7, "num_embeds_ada_norm is 7, but the tensors have 10"),
+    ],
+)
+def test_a_diffusers_config_that_is_not_the_tensors_dit_is_refused_by_field(tmp_path, field, value, words):
+    their_dit().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(ValueError, match=words) as caught:
+        load_checkpoint(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["transformer_blocks.1.norm3.weight", "junk", "pos_embed.proj.extra"])
+def test_a_tensor_that_diffusers_dit_does_not_have_is_refused_by_key(tmp_path, key):
+    their_dit().save_pretrained(tmp_path)
+    path = tmp_path / "diffusion_pytorch_model.safetensors"
+    save_file({**load_file(path), key: torch.ones(32)}, path)
+    with pytest.raises(ValueError, match=f"a DiT of num_layers 2 does not have: {key}$"):
+        load_checkpoint(tmp_path)
 
 
 def test_the_spacing_of_the_frequencies_is_all_that_sets_diffusers_dit_apart_at_later_times(tmp_path, capsys):
