@@ -12,6 +12,7 @@ from .diffusers_dit import diffusers_dit
 from .dit import DiT
 from .infer import (
     State,
+    assumed,
     classifier_arguments,
     diffusion_arguments,
     has_qk_norm,
@@ -75,6 +76,8 @@ def load_model(
     check_recorded(model, path, family, num_heads, size)
     load_strictly(model, state, path)
     told += converted(state)
+    if not isinstance(model, ViT5):
+        told += assumed(state)
     if num_heads is None and not has_qk_norm(state):
         heads, width = model.config["num_heads"], state["blocks.0.attn.proj.weight"].shape[0]
         told += f" ({heads} heads, as the published model of width {width} has; num_heads, on the command "
@@ -141,6 +144,8 @@ def _untold(model: DiffusionTransformer | ViT5, state: State) -> list[str]:
     if isinstance(model, ViT5):
         read = classifier_arguments(state, heads, as_pair(own["img_size"]))
     else:
+        if "pos_embed" not in state:
+            return [f"positions={own['positions']}"]
         read = diffusion_arguments(state, heads, as_pair(own["input_size"]))
     defaults = {k: p.default for k, p in inspect.signature(type(model).__init__).parameters.items()}
 
@@ -149,6 +154,8 @@ def _untold(model: DiffusionTransformer | ViT5, state: State) -> list[str]:
             return as_pair(value)
         if key == "layer_scale_init":
             return value is None
+        if key == "mlp_ratio":
+            return int(own.get("hidden_size", own.get("embed_dim")) * value)  # what the network makes of it
         return value > 0 if key == "class_dropout_prob" else value
 
     return [
@@ -233,7 +240,7 @@ def _load_folder(folder: Path) -> tuple[Any, str]:
         state = folder_tensors(folder)
         told += f"{converted(state)} (time embedded as in the official DiT; diffusers spaces its "
         return diffusers_dit(folder, config, state).eval(), f"{told}frequencies otherwise)"
-    if name not in CLASSES:
+    if not isinstance(name, str) or name not in CLASSES:
         raise ValueError(f"{config_path} describes {name}; known are {', '.join(CLASSES)}")
     arguments = {key: value for key, value in config.items() if not key.startswith("_")}
     try:

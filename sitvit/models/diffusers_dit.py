@@ -77,7 +77,7 @@ def diffusers_dit(folder: Path, config: dict[str, Any], theirs: State) -> DiT:
             f"{', '.join(sorted(left)[:8])}{more}"
         )
     try:
-        arguments = {**diffusion_arguments(state, heads, (size, size)), "positions": "sincos"}
+        arguments = diffusion_arguments(state, heads, (size, size), with_table=False)
         _check_sizes(config, arguments)
         model = DiT(**arguments)
     except ValueError as error:

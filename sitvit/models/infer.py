@@ -21,7 +21,7 @@ HEADS = {384: 6, 768: 12, 1024: 16, 1152: 16, 1280: 16}
 
 def is_diffusion_transformer(state: State) -> bool:
     """Whether the keys are those of SiT and DiT."""
-    return "x_embedder.proj.weight" in state
+    return any(key.startswith(("x_embedder.", "y_embedder.", "final_layer.")) for key in state)
 
 
 def is_classifier(state: State) -> bool:
@@ -35,12 +35,15 @@ def has_qk_norm(state: State) -> bool:
 
 
 def diffusion_arguments(
-    state: State, num_heads: int | None, input_size: tuple[int, int] | None
+    state: State, num_heads: int | None, input_size: tuple[int, int] | None, with_table: bool = True
 ) -> dict[str, Any]:
     """Constructor arguments of the `DiffusionTransformer` that has these weights.
 
+    Without `with_table` the positions are the fixed ones of `input_size`, which the state does not hold.
+
     Raises:
         ValueError: something that shapes cannot tell was not given.
+        KeyError: a tensor that is needed, by name.
     """
     width, channels, patch = state["x_embedder.proj.weight"].shape[:3]
     backbone = _backbone(state)
@@ -57,20 +60,29 @@ def diffusion_arguments(
     }
     if "reg_token" in state:
         arguments["num_registers"] = state["reg_token"].shape[1]
-    table = state.get("pos_embed")
-    if table is not None and table.dim() != 3:
+    if not with_table:
+        return {**arguments, "positions": "sincos", "input_size": input_size}
+    table = state["pos_embed"]  # a file without it is damaged far more often than it is without positions
+    if table.dim() != 3:
         raise ValueError(f"pos_embed has the shape {tuple(table.shape)}; (1, patches, width) is needed")
-    if table is not None:  # a fixed table tells, whatever was asked for
-        input_size = _fixed_size(table[0], patch) or input_size
-    grid = _grid(0 if table is None else table.shape[1], patch, input_size)
+    input_size = _fixed_size(table[0], patch) or input_size  # a fixed table tells, whatever was asked for
+    grid = _grid(table.shape[1], patch, input_size)
     arguments["input_size"] = tuple(side * patch for side in grid)
-    if table is None:
-        arguments["positions"] = "none"
-    else:
-        fixed = sincos_2d(width, *grid)
-        close = fixed.shape == table[0].shape and torch.allclose(table[0].float(), fixed, atol=1e-2)
-        arguments["positions"] = "sincos" if close else "learned"
+    fixed = sincos_2d(width, *grid)
+    close = fixed.shape == table[0].shape and torch.allclose(table[0].float(), fixed, atol=1e-2)
+    arguments["positions"] = "sincos" if close else "learned"
     return arguments
+
+
+def assumed(state: State) -> str:
+    """What `diffusion_arguments` takes for granted of a bare file, in words."""
+    backbone = _backbone(state)
+    rows = state["y_embedder.embedding_table.weight"].shape[0]
+    rope = "RoPE" if backbone["rope"] else "no RoPE"
+    return (
+        f" (taken for granted: {backbone['norm']}, {rope} and GELU's tanh form, as published; the last of "
+        f"{rows} label rows is the null label)"
+    )
 
 
 def classifier_arguments(
@@ -113,7 +125,9 @@ def _sizes(state: State, width: int, num_heads: int | None) -> dict[str, Any]:
         raise ValueError("blocks.0.mlp.fc1.weight or blocks.0.mlp.fc2.weight is missing")
     sizes: dict[str, Any] = {"depth": max(blocks) + 1}
     if fc1.shape[0] == fc2.shape[1]:
-        sizes["mlp_ratio"] = fc1.shape[0] / width
+        ratio = fc1.shape[0] / width
+        # The division's rounding must not lose a row when the network multiplies again.
+        sizes["mlp_ratio"] = ratio if int(width * ratio) == fc1.shape[0] else math.nextafter(ratio, math.inf)
     else:  # SwiGLU at the parameters of ratio r: 3 D h + 2 h = 2 D H + H
         sizes |= {
             "mlp": "swiglu",
@@ -155,6 +169,9 @@ def _grid(num_patches: int, patch: int, input_size: tuple[int, int] | None) -> t
 def _backbone(state: State) -> dict[str, Any]:
     """The vanilla or the ViT-5 switches; ValueError for a mix, whose norm and RoPE leave no trace."""
     first = "blocks.0."
+    bias = "attn.qkv.bias"
+    if first + bias not in state and any(key.endswith(f".{bias}") for key in state):
+        raise KeyError(first + bias)
     signs = {
         "QK-norm": has_qk_norm(state),
         "LayerScale": f"{first}gamma_1" in state,

@@ -86,10 +86,15 @@ def check_tensors(state: dict[str, Any], path: Path) -> None:
         for key, value in state.items()
         if not isinstance(value, Tensor) or value.dtype not in FLOATS
     ]
+    wrong += [
+        f"{key} (without values)"
+        for key, value in state.items()
+        if isinstance(value, Tensor) and (value.is_sparse or value.is_meta)
+    ]
     if wrong:
         more = f", and {len(wrong) - 8} more" if len(wrong) > 8 else ""
         raise ValueError(
-            f"{path}: weights are tensors of float32, float16, bfloat16 or float64, but it holds "
+            f"{path}: weights are dense tensors of float32, float16, bfloat16 or float64, but it holds "
             f"{', '.join(wrong[:8])}{more}"
         )
 
@@ -120,8 +125,7 @@ def folder_tensors(folder: Path) -> State:
     """The tensors of the index, of the standard file, or of the only file: nothing that lies beside."""
     index = folder / f"{WEIGHTS}.index.json"
     if index.is_file():
-        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-        files = [folder / name for name in sorted(names)]
+        files = [folder / name for name in _indexed(index)]
     elif (folder / WEIGHTS).is_file():
         files = [folder / WEIGHTS]
     else:
@@ -133,6 +137,17 @@ def folder_tensors(folder: Path) -> State:
         state |= read_file(file)
     check_tensors(state, folder)
     return state
+
+
+def _indexed(index: Path) -> list[str]:
+    """The names of the shards that `index` lists."""
+    try:
+        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        names = []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{index} is damaged: it lists no files under weight_map")
+    return names
 
 
 def load_strictly(model: nn.Module, state: State, path: Path) -> None:
@@ -154,4 +169,7 @@ def load_strictly(model: nn.Module, state: State, path: Path) -> None:
         raise ValueError(
             f"{path} does not fit a {type(model).__name__}: {'; '.join(sorted(problems)[:8])}{more}"
         )
-    model.load_state_dict(state, strict=True)
+    try:
+        model.load_state_dict(state, strict=True)
+    except ValueError as error:  # ViT-5's frequencies
+        raise ValueError(f"{path}: {error}") from None

@@ -521,3 +521,42 @@ def test_a_grid_first_seen_in_inference_mode_can_be_trained_on():
     with torch.inference_mode():
         model(x, torch.rand(1), torch.tensor([0]))
     model(x, torch.rand(1), torch.tensor([0])).square().mean().backward()
+
+
+@pytest.mark.parametrize("key", ["pos_embed", "blocks.0.attn.qkv.bias", "x_embedder.proj.weight"])
+def test_a_file_that_lacks_a_tensor_is_not_taken_for_another_network(tmp_path, key):
+    path = save(tmp_path, {k: v for k, v in SIT.under("state/").items() if k != key})
+    with pytest.raises(ValueError, match=f"{re.escape(key)} is missing"):
+        load(path, input_size=SIT.config["input_size"])
+
+
+def test_what_a_bare_file_cannot_tell_is_said(tmp_path, capsys):
+    load(save(tmp_path, SIT.under("state/")))
+    said = capsys.readouterr().out
+    assert "layernorm, no RoPE" in said
+    assert "label rows is the null label" in said
+
+
+def test_a_width_that_is_no_round_multiple_is_read_back_whole(tmp_path):
+    """52 x (213 / 52) is 212.99... in floating point."""
+    model = sitvit.SiT(hidden_size=52, num_heads=4, depth=1, mlp_ratio=4.1, num_classes=3, input_size=4)
+    save_official(model, tmp_path / "SiT.pt", ".pt")
+    assert load(tmp_path / "SiT.pt").state_dict().keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "nope", '{"weight_map": {}}'])
+def test_a_damaged_index_is_named(tmp_path, text):
+    randomized().save_pretrained(tmp_path, max_shard_size="20KB")
+    index = next(tmp_path.glob("*.index.json"))
+    index.write_text(text)
+    with pytest.raises(ValueError, match=rf"{index.name} is damaged"):
+        load(tmp_path)
+
+
+def test_frequencies_that_are_not_those_of_the_network_are_refused_with_the_file(tmp_path):
+    state = VIT5.under("state/")
+    key = next(k for k in state if k.endswith("rope.freqs"))
+    for frequencies in (state[key] * 2, state[key][:0]):
+        path = save(tmp_path, {**state, key: frequencies}, "vit5.pth")
+        with pytest.raises(ValueError, match=rf"vit5\.pth: {re.escape(key)} holds other frequencies"):
+            load_checkpoint(path)

@@ -1,9 +1,12 @@
 """SiT's sizes, switches and grids, and its ViT-5 form against the equations written out slowly."""
 
+import math
+
 import pytest
 import torch
 
 import sitvit
+from sitvit.bench.timing import saved_bytes
 from sitvit.models.presets import PRESETS, preset
 
 
@@ -240,6 +243,45 @@ def test_learned_positions_of_the_trained_grid_are_untouched_and_a_constant_stay
     with torch.no_grad():
         model.pos_embed.fill_(0.5)
     torch.testing.assert_close(model.tables((3, 7))[0], torch.full((1, 21, D), 0.5))
+
+
+@pytest.mark.parametrize(("grid", "new_grid"), [((2, 4), (3, 7)), ((2, 4), (6, 2))])
+def test_learned_positions_of_another_grid_are_the_bicubic_ones_row_by_row(grid, new_grid):
+    """Keys' kernel with a = -3/4, as PyTorch's, written out; rows and columns are never swapped."""
+
+    def weights(count: int, new: int) -> torch.Tensor:
+        matrix = torch.zeros(new, count, dtype=torch.float64)
+        for i in range(new):
+            where = (i + 0.5) * count / new - 0.5
+            for j in range(math.floor(where) - 1, math.floor(where) + 3):
+                d, a = abs(where - j), -0.75
+                near = (a + 2) * d**3 - (a + 3) * d**2 + 1
+                far = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
+                matrix[i, min(max(j, 0), count - 1)] += near if d <= 1 else far if d < 2 else 0.0
+        return matrix
+
+    model = randomized(positions="learned")
+    with torch.no_grad():
+        model.pos_embed.normal_()
+    maps = model.pos_embed.detach().double().view(*grid, D)
+    by_rows, by_columns = weights(grid[0], new_grid[0]), weights(grid[1], new_grid[1])
+    expected = torch.einsum("ih,jw,hwd->ijd", by_rows, by_columns, maps).reshape(1, -1, D)
+    torch.testing.assert_close(model.tables(new_grid)[0].double(), expected, atol=1e-5, rtol=0)
+
+
+def test_layer_scale_starts_at_the_value_that_was_asked_for():
+    model = sitvit.SiT(**{**preset("SiT-ViT5-S/2"), "depth": 2, "layer_scale_init": 1e-3, "num_classes": 5})
+    assert all((gamma == 1e-3).all() for block in model.blocks for gamma in (block.gamma_1, block.gamma_2))
+
+
+@pytest.mark.parametrize("name", ["SiT-S/2", "SiT-ViT5-S/2"])
+def test_gradient_checkpointing_keeps_less_for_backward(name):
+    model = sitvit.build_model(name, depth=4)
+    arguments = torch.randn(1, 4, 32, 32), torch.tensor([0.5]), torch.tensor([1])
+    model.gradient_checkpointing = False
+    plain = saved_bytes(lambda: model(*arguments), model)
+    model.gradient_checkpointing = True
+    assert saved_bytes(lambda: model(*arguments), model) < plain / 4
 
 
 def test_gradient_checkpointing_changes_no_value_and_no_gradient():
