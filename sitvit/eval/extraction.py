@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -172,7 +172,7 @@ def _is_whole(path: Path, count: int) -> bool:
     try:
         with safe_open(path, "pt") as file:
             return file.get_slice("pool").get_shape()[0] == count
-    except Exception:  # missing, or cut short in a way that write_aside cannot make
+    except (OSError, SafetensorError):  # missing, or cut short in a way that write_aside cannot make
         return False
 
 
