@@ -19,12 +19,16 @@ from .images import center_crop
 from .sources import open_images, source_name
 
 
+class UnreadableImage(ValueError):
+    """An image that training came to cannot be read; nothing else is wrong with the run."""
+
+
 class LiveLatents:
     """The images at `images`, cropped to `image_size` and encoded by `autoencoder` on `device`.
 
     Raises:
-        ValueError: no such images or autoencoder, or a size that does not fit; in `moments`, an image that
-            cannot be read.
+        ValueError: no such images or autoencoder, or a size that does not fit.
+        UnreadableImage: in `moments`, an image that cannot be read.
     """
 
     def __init__(
@@ -74,4 +78,10 @@ class LiveLatents:
         return self._coming.get(index) or self._readers.submit(self._read, index)
 
     def _read(self, index: int) -> np.ndarray:
-        return center_crop(self.source.read(index), self.image_size)
+        try:
+            return center_crop(self.source.read(index), self.image_size)
+        except ValueError as error:
+            raise UnreadableImage(
+                f"{error}; repair it (scripts/encode_latents.py --check lists all such files), then continue "
+                "with --accept-changes"
+            ) from None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .. import runtime
 from ..config import Config
+from ..data.live import UnreadableImage
 from .continuation import check_continuation, check_own_leftovers, checkpoint_to_continue
 from .preparation import build_network, open_latents
 from .speed import progress_text
@@ -44,7 +45,13 @@ def train(
         closing(trainer),
     ):
         while trainer.step < last:
-            row = trainer.advance(stop.requested or time.monotonic() >= deadline)
+            try:
+                row = trainer.advance(stop.requested or time.monotonic() >= deadline)
+            except UnreadableImage:  # on one process of several, the others cannot know of it
+                alone = trainer.handle.num_processes == 1
+                if alone and trainer.step and not trainer.is_saved() and trainer.read():
+                    trainer.save()
+                raise
             bar.update(trainer.step - bar.n)
             for hook in hooks:
                 hook(trainer, row)

@@ -247,6 +247,11 @@ class Trainer:
             prune_checkpoints(self.run, self.settings.keep_checkpoints, self.settings.keep_every)
         self.handle.wait_for_everyone()
 
+    def is_saved(self) -> bool:
+        """Whether there is a checkpoint of this step."""
+        newest = latest_checkpoint(self.run)
+        return newest is not None and newest.step == self.step
+
     def save_snapshot(self) -> None:
         """Write the power-function averages of this step, of which `reconstruct` makes others."""
         if self.handle.is_main_process and self.settings.ema_widths:

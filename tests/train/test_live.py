@@ -13,6 +13,7 @@ from sitvit.data.autoencoder import EMBEDDED_AUTOENCODERS, new_autoencoder
 from sitvit.data.encode import encode
 from sitvit.data.live import LiveLatents
 from sitvit.data.sources import open_images
+from sitvit.data.stream import TrainingStream
 from sitvit.train.checkpoint import find_checkpoint
 from sitvit.train.loop import train
 
@@ -86,6 +87,21 @@ def test_an_image_that_cannot_be_read_ends_training_with_its_name(photos, tmp_pa
     bad.write_bytes(b"")
     with pytest.raises(ValueError, match=f"{bad} cannot be read as an image"):
         train(live_config(tmp_path, photos, "run", "train.num_steps=12"))
+
+
+def test_an_image_that_cannot_be_read_costs_no_step_that_was_done(photos, tmp_path):
+    live = LiveLatents(str(photos), "fashion-autoencoder", 32, "cpu")
+    stream = TrainingStream(live, 0, 8, True, 0.1, len(live.class_names))
+    bad = live.source.paths[int(stream.batch(2, range(8)).ids[0])]
+    good = bad.read_bytes()
+    bad.write_bytes(b"")
+    with pytest.raises(ValueError, match="then continue with --accept-changes"):
+        train(live_config(tmp_path, photos, "run"))
+    assert find_checkpoint(str(tmp_path / "run")).step == 2
+    bad.write_bytes(good)
+    train(live_config(tmp_path, photos, "run"), accept_changes=True)
+    train(live_config(tmp_path, photos, "whole"))
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
 def test_images_are_read_ahead_once(photos, monkeypatch):
