@@ -217,6 +217,7 @@ def test_a_label_out_of_range_is_refused_in_one_sentence(trained_run, tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_small_networks_are_trained_by_their_scripts(photos, tmp_path):
     common = f"images: {photos}\nheld_out: {photos}/.\nnum_steps: 3\nbatch_size: 4\n"
     (tmp_path / "a.yaml").write_text(common + "out: a\nblock_out_channels: [8, 8, 8]\n")
