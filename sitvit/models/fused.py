@@ -1,4 +1,4 @@
-"""Two fused functions for eager training: RMSNorm + modulate, and QK-norm + rotation.
+"""Two fused functions for eager training: RMSNorm + modulate, and QK-norm + rotation of all heads.
 
 PyTorch runs RMSNorm and rotary embeddings as chains of small kernels and keeps each intermediate for
 the backward pass. These compute the same values (tests prove value and gradient) with the derivative
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 _plain = False
@@ -47,9 +47,32 @@ def rms_modulate(x: Tensor, shift: Tensor, factor: Tensor, eps: float) -> Tensor
     return _RmsModulate.apply(x, shift, factor, eps)  # type: ignore[no-untyped-call]
 
 
-def norm_rotate(x: Tensor, weight: Tensor, table: Tensor, eps: float) -> Tensor:
-    """RMSNorm with `weight` (d,), then rotation, of x (B, N, heads, d) by `table` (2, N, d)."""
-    return _NormRotate.apply(x, weight, table, eps)  # type: ignore[no-untyped-call]
+def linear_after_norm(linear: nn.Module, x: Tensor) -> Tensor:
+    """linear(x); an `x` from `rms_modulate` is not kept for backward but made again there.
+
+    Of a block's nineteen (B, N, D) that are two, for two multiply-adds a value.
+    """
+    node: Any = x.grad_fn if not is_plain() else None
+    if not getattr(node, "can_remake", False):
+        return linear(x)
+    address, size = x.data_ptr(), x.numel()
+
+    def pack(tensor: Tensor) -> Tensor | torch.Size:
+        return tensor.shape if (tensor.data_ptr(), tensor.numel()) == (address, size) else tensor
+
+    def unpack(kept: Tensor | torch.Size) -> Tensor:
+        return kept if isinstance(kept, Tensor) else _RmsModulate.remake(node).view(kept)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return linear(x)
+
+
+def norm_rotate_heads(
+    qkv: Tensor, q_weight: Tensor, k_weight: Tensor, table: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of `qkv` (B, N, 3, heads, d): queries and keys after RMSNorm with their weights (d,) and rotation by
+    `table` (2, N, d), and the values as they are; (B, N, heads, d) each."""
+    return _NormRotateHeads.apply(qkv, q_weight, k_weight, table, eps)  # type: ignore[no-untyped-call]
 
 
 class _RmsModulate(torch.autograd.Function):
@@ -59,13 +82,21 @@ class _RmsModulate(torch.autograd.Function):
         r = _inverse_rms(values, eps)
         ctx.dtypes = x.dtype, shift.dtype, factor.dtype
         n, factor = values * r, wide(factor).unsqueeze(1)
-        ctx.save_for_backward(n.to(shift.dtype), r, factor)
-        return torch.addcmul(wide(shift).unsqueeze(1), n, factor).to(shift.dtype)
+        shift = shift.unsqueeze(1)
+        ctx.save_for_backward(n.to(shift.dtype), r, factor, shift)
+        ctx.can_remake = n.dtype == shift.dtype  # else n was rounded, and the result would be another one
+        return torch.addcmul(wide(shift), n, factor).to(shift.dtype)
+
+    @staticmethod
+    def remake(ctx: Any) -> Tensor:
+        """The output once more, bit for bit, from what is kept for backward."""
+        ctx.unpacked = n, _, factor, shift = ctx.saved_tensors  # gradient checkpointing gives them once
+        return torch.addcmul(shift, n, factor)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        n, r, factor = ctx.saved_tensors
+        n, r, factor, _ = ctx.__dict__.pop("unpacked", None) or ctx.saved_tensors
         grad, n = wide(grad), wide(n)
         both = grad * n
         along = both @ (factor / n.shape[-1]).transpose(1, 2)  # mean(g n) with g = grad * factor
@@ -73,25 +104,35 @@ class _RmsModulate(torch.autograd.Function):
         return grad_x, grad.sum(dim=1).to(ctx.dtypes[1]), both.sum(dim=1).to(ctx.dtypes[2]), None
 
 
-class _NormRotate(torch.autograd.Function):
+class _NormRotateHeads(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, table: Tensor, eps: float) -> Tensor:
-        values = wide(x)
-        r = _inverse_rms(values, eps)
-        ctx.save_for_backward(x, r, weight, table)
-        scaled = (values * r).mul_(wide(weight))
-        return _turn(scaled, _complex(table)).to(x.dtype)
+    def forward(
+        ctx: Any, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, table: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        both = wide(qkv[:, :, :2])
+        r = _inverse_rms(both, eps)
+        turn = _complex(table)
+        ctx.save_for_backward(qkv, r, q_weight, k_weight, turn)
+        weight = torch.stack([wide(q_weight), wide(k_weight)]).unsqueeze(1)  # (2, 1, d)
+        both = (both * r).mul_(weight)
+        _pairs(both).mul_(turn.unsqueeze(1))
+        q, k = both.to(qkv.dtype).unbind(2)
+        return q, k, qkv[:, :, 2]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, r, weight, table = ctx.saved_tensors
-        n, wide_weight = wide(x) * r, wide(weight)
-        turned_back = _turn(wide(grad).contiguous(), _complex(table).conj())
-        both = turned_back * n
-        along = (both @ (wide_weight / x.shape[-1])).unsqueeze(-1)  # mean(g n), g = turned_back * weight
-        grad_x = turned_back.mul_(wide_weight).addcmul_(n, along, value=-1).mul_(r).to(x.dtype)
-        return grad_x, both.flatten(0, -2).sum(dim=0).to(weight.dtype), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        qkv, r, q_weight, k_weight, turn = ctx.saved_tensors
+        grad_qkv, grad_weights = torch.empty_like(qkv), []
+        grad_qkv[:, :, 2] = grads[2]
+        for part, weight in enumerate((q_weight, k_weight)):
+            n, wide_weight = wide(qkv[:, :, part]) * r[:, :, part], wide(weight)
+            g = torch.view_as_real(_pairs(wide(grads[part])) * turn.conj()).flatten(-2)  # turned back
+            g_n = g * n
+            grad_weights.append(g_n.flatten(0, -2).sum(dim=0).to(weight.dtype))
+            along = (g_n @ (wide_weight / g.shape[-1])).unsqueeze(-1)  # mean(g weight n)
+            grad_qkv[:, :, part] = g.mul_(wide_weight).addcmul_(n, along, value=-1).mul_(r[:, :, part])
+        return grad_qkv, *grad_weights, None, None
 
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:
@@ -105,8 +146,6 @@ def _complex(table: Tensor) -> Tensor:
     return torch.complex(cos, sin).unsqueeze(1)
 
 
-def _turn(x: Tensor, table: Tensor) -> Tensor:
-    """Multiply the pairs of x (..., d), seen as complex numbers, by `table`."""
-    return torch.view_as_real(torch.view_as_complex(x.contiguous().unflatten(-1, (-1, 2))) * table).flatten(
-        -2
-    )
+def _pairs(x: Tensor) -> Tensor:
+    """The pairs of x (..., d) seen as complex numbers (..., d / 2)."""
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))

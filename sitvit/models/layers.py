@@ -13,7 +13,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .fused import is_plain, norm_rotate, rms_modulate, wide
+from .fused import is_plain, linear_after_norm, norm_rotate_heads, rms_modulate, wide
 from .positions import rotate
 
 
@@ -88,14 +88,14 @@ class Attention(nn.Module):
 
     def heads(self, x: Tensor, rotation: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys, normed and turned, and values, (B, heads, N, d) each."""
-        qkv = rearrange(self.qkv(x), "b n (qkv h d) -> b n qkv h d", qkv=3, h=self.num_heads)
-        q, k, v = qkv.unbind(2)  # (B, N, heads, d)
+        qkv = linear_after_norm(self.qkv, x)
+        qkv = rearrange(qkv, "b n (qkv h d) -> b n qkv h d", qkv=3, h=self.num_heads)
         q_norm: Any = self.q_norm
         k_norm: Any = self.k_norm
         if self.qk_norm and rotation is not None and not is_plain():
-            q = norm_rotate(q, q_norm.weight, rotation, q_norm.eps)
-            k = norm_rotate(k, k_norm.weight, rotation, k_norm.eps)
+            q, k, v = norm_rotate_heads(qkv, q_norm.weight, k_norm.weight, rotation, q_norm.eps)
         else:
+            q, k, v = qkv.unbind(2)  # (B, N, heads, d)
             q, k = q_norm(q), k_norm(k)
             if rotation is not None:
                 q, k = rotate(q, rotation), rotate(k, rotation)
@@ -127,7 +127,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden_dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.fc1(x)
+        x = linear_after_norm(self.fc1, x)
         if self.activation is not None:
             return self.fc2(self.activation(x))
         gate, value = x.chunk(2, dim=-1)

@@ -8,7 +8,8 @@ Activations: a block keeps, per token, in values of s = 4 or (bf16) 2 bytes, but
 which is float32 always, as the residual stream is (D the width, h the MLP's hidden width):
 
     norm, modulation    layernorm: input D (4 bytes), normed D, modulated D
-                        rmsnorm, fused with the modulation: normed D, modulated D
+                        rmsnorm, fused with the modulation: normed D; in bf16 modulated D too, which
+                        float32 makes again in the backward pass
                         a classifier's, not modulated: input D (4 bytes), output D
     attention           q, k, v 3 D; with QK-norm or RoPE the turned q and k 2 D; the heads' output D
     MLP                 before and after the activation 2 h (SwiGLU: 4 h)
@@ -19,8 +20,8 @@ which is float32 always, as the residual stream is (D the width, h the MLP's hid
 So SiT keeps 12 D + 2 h = 20 D values a token and block. The final layer, float32, keeps input D (not
 rmsnorm), normed D and modulated D of each patch.
 
-Assumed: attention that keeps no N x N matrix, eager mode, nothing recomputed, sitvit's fused norms. Left
-out: whatever has no token axis or no batch axis (modulations, rotation tables, the input). Measured: at
+Assumed: attention that keeps no N x N matrix, eager mode, no gradient checkpointing, sitvit's fused norms.
+Left out: whatever has no token axis or no batch axis (modulations, rotation tables, the input). Measured: at
 S/2's width, 2 blocks, 256 tokens, batch 4, float32 and bf16, autograd keeps 0.3 % (SiT) and 0.6 % (SiT on
 ViT-5) more. Other switches and the classifiers are by the formula alone.
 """
@@ -76,7 +77,8 @@ def _activation_bytes(shape: Shape, s: int) -> int:
     """Bytes that autograd keeps of one image; the table above."""
     d, rms = shape.width, shape.norm_kind == "rmsnorm"
     if isinstance(shape, SiTShape):
-        norm = 2 * s if rms else 4 + 2 * s
+        kept_by_rms = 1 if s == BYTES["float32"] else 2
+        norm = kept_by_rms * s if rms else 4 + 2 * s
         gated_outputs = 2
         final = shape.patches * 4 * d * (2 if rms else 3)
     else:
