@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from .weights import (
 
 CLASSES: dict[str, Any] = {"SiT": SiT, "DiT": DiT, "ViT5": ViT5}
 FAMILIES = ("SiT", "DiT")
+FILE_NAME = re.compile(r"(SiT|DiT)(?=[-.]|$)")
+"""How the name of a file begins that tells its family: SiT-XL-2-256x256.pt, DiT.pt; not sitting_room.pt."""
 
 
 def load_model(
@@ -48,8 +51,9 @@ def load_model(
 
     `path` is a model folder (ours, diffusers' DiT, or the pipeline around it) or a file. `weights` chooses
     between "ema" and "model" where a file holds both; None takes the average where there is one. `family`
-    ("SiT" or "DiT") is needed where neither the file's own record of its training nor its name tells;
-    `num_heads` and `input_size` where shapes do not. Weights are converted to float32.
+    ("SiT" or "DiT") is needed where neither the file's own record of its training nor its name tells. A name
+    does that begins as the published ones do, SiT-XL-2-256x256.pt, or is SiT or DiT alone. `num_heads` and
+    `input_size` are needed where shapes do not tell. Weights are converted to float32.
 
     Raises:
         ValueError: not there, unsafe, damaged, not a known network, keys, shapes or types that do not
@@ -66,9 +70,10 @@ def load_model(
         return model, told
     content = read_file(path)
     state, told = choose_weights(content, weights, path)
-    named = _family(content, path, family)
+    known = _family(content, path, family)
+    by_name = FILE_NAME.match(path.name)
     try:
-        model = _new_network(state, named, num_heads, size)
+        model = _new_network(state, known or (by_name and by_name[1]), num_heads, size)
     except KeyError as error:
         raise ValueError(f"{path}: {error.args[0]} is missing") from None
     except (ValueError, IndexError, TypeError) as error:
@@ -77,7 +82,7 @@ def load_model(
     load_strictly(model, state, path)
     told += converted(state)
     if not isinstance(model, ViT5):
-        told += assumed(state)
+        told += assumed(state) + ("" if known else f" (a {type(model).__name__} by the file's name)")
     if num_heads is None and not has_qk_norm(state):
         heads, width = model.config["num_heads"], state["blocks.0.attn.proj.weight"].shape[0]
         told += f" ({heads} heads, as the published model of width {width} has; num_heads, on the command "
@@ -206,18 +211,20 @@ def _new_network(
     if not is_diffusion_transformer(state):
         raise ValueError(f"it is no network known here; its first keys are {', '.join(list(state)[:3])}")
     if family is None:
-        raise ValueError("official SiT and DiT files have the same keys; say which with family SiT or DiT")
+        raise ValueError(
+            "official SiT and DiT files have the same keys, and this one's record and name do not tell; say "
+            "which with family SiT or DiT (--family)"
+        )
     return CLASSES[family](**diffusion_arguments(state, num_heads, input_size))
 
 
 def _family(content: Any, path: Path, family: str | None) -> str | None:
-    """SiT or DiT: by the file's record of its training, else as asked for, else by the file's name."""
+    """SiT or DiT by the file's record of its training, or as asked for; None where neither says."""
     name = recorded_model(content) or ""
     recorded = next((known for known in FAMILIES if name.startswith(f"{known}-")), None)
     if family and recorded and family != recorded:
         raise ValueError(f"{path} records a {recorded} (args.model {name}), so family {family} cannot be")
-    by_name = next((known for known in FAMILIES if path.name.lower().startswith(known.lower())), None)
-    return family or recorded or by_name
+    return family or recorded
 
 
 def _load_folder(folder: Path) -> tuple[Any, str]:

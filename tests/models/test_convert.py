@@ -55,6 +55,24 @@ def test_a_vit5_file_gives_the_released_logits(tmp_path):
     assert_equal(load_checkpoint(path)(VIT5["in/x"]), VIT5["out/logits"])
 
 
+@pytest.mark.parametrize("name", ["SiT.pt", "SiT-XL-2-256x256.pt", "DiT-S-4.safetensors"])
+def test_a_published_name_tells_the_family_and_that_is_said(tmp_path, name, capsys):
+    state = SIT.under("state/")
+    path = tmp_path / name
+    save_file(state, path) if name.endswith(".safetensors") else torch.save(state, path)
+    assert type(load(path)).__name__ == name[:3]
+    assert f"(a {name[:3]} by the file's name)" in capsys.readouterr().out
+    load(path, family=name[:3])
+    assert "by the file's name" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["sitting_room.pt", "SiTuation.pt", "ditto.pt", "my-SiT-XL-2.pt", "sit"])
+def test_a_name_that_only_sounds_like_a_familys_tells_nothing(tmp_path, name):
+    path = save(tmp_path, SIT.under("state/"), name)
+    with pytest.raises(ValueError, match="say which with family SiT or DiT"):
+        load(path)
+
+
 @pytest.mark.parametrize("family", [None, "SiT", "DiT"])
 def test_official_keys_do_not_tell_sit_from_dit_so_it_is_asked(tmp_path, family):
     path = save(tmp_path, SIT.under("state/"), "weights.pt")
