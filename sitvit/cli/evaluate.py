@@ -22,7 +22,7 @@ OPTIONS: dict[str, tuple[type, str]] = {
     "distances": (str, "of precision and recall: float32 (default), or adm for ADM's float16"),
     "batch_size": (int, "images through the feature network at once (64)"),
     "out": (str, "json file (default: beside the samples); the folder of a sweep"),
-    "weights": (str, "ema (default), model, or a full name"),
+    "weights": (str, "ema, model, or a full name (default: the average, or what there is)"),
     "num_images": (int, "of a checkpoint (50000)"),
     "seed": (int, "0"),
     "sampler": (str, "heun (default), sit-sde, sit-ode, sit-heun, dit; the next options replace parts of it"),

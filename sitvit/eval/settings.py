@@ -39,7 +39,7 @@ class EvaluationConfig:
     batch_size: int = 64  # images through the feature network at once
     out: str | None = None  # json; null: beside the samples
     # Only of a checkpoint: what scripts/sample.py is told.
-    weights: str = "ema"
+    weights: str | None = None  # ema, model, a full name; null: the average where there is one
     num_images: int = 50_000
     labels: list[str] = field(default_factory=lambda: ["random"])
     seed: int = 0

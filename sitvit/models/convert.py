@@ -26,6 +26,7 @@ from .sit import SiT
 from .transformer import DiffusionTransformer
 from .vit5 import ViT5
 from .weights import (
+    ONE_SET,
     choose_weights,
     converted,
     folder_tensors,
@@ -65,6 +66,8 @@ def load_model(
         raise ValueError(f"family must be SiT or DiT, got {family!r}")
     size = None if input_size is None else as_pair(checked("input_size", "int | tuple[int, int]", input_size))
     if path.is_dir():
+        if weights is not None:
+            raise ValueError(f"{path} {ONE_SET}")
         model, told = _load_folder(path)
         check_recorded(model, path, family, num_heads, size)
         return model, told
@@ -176,8 +179,12 @@ def init_from(model: DiffusionTransformer, classifier: ViT5) -> tuple[list[str],
 
     Returns names: taken; the model's that stay as they were; the classifier's that were not used. Blocks
     that one of the two lacks, and all that only one has (adaLN, time, labels, output; norm weights, head),
-    are among the last two. ValueError where widths or head counts differ.
+    are among the last two. ValueError where widths or head counts differ, or for networks of other kinds.
     """
+    for what, network, kind in (("model", model, DiffusionTransformer), ("classifier", classifier, ViT5)):
+        if not isinstance(network, kind):
+            needed = "sitvit.SiT or DiT" if what == "model" else "sitvit.ViT5, such as load_checkpoint gives"
+            raise ValueError(f"the {what} of init_from must be a {needed}; got a {type(network).__name__}")
     if model.hidden_size != classifier.config["embed_dim"]:
         raise ValueError(
             f"the classifier is {classifier.config['embed_dim']} wide, the model {model.hidden_size}; "

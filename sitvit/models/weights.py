@@ -22,6 +22,7 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 RAW_KEYS = ("model", "state_dict", "module")
 EMA_KEYS = ("ema", "model_ema", "state_dict_ema")
 WRAPPERS = ("module.", "_orig_mod.")
+ONE_SET = "holds one set of weights and does not say whether it is an average; leave weights (--weights) out"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 OPTIONS = {
     "final_layer.linear": "learn_sigma",
@@ -68,6 +69,8 @@ def choose_weights(content: Any, weights: str | None, path: Path) -> tuple[State
             there = [name for name in held.values() if name]
             raise ValueError(f"{path} has no {weights} weights; it has {', '.join(there)}")
         content, which = content[key], f"{key!r} of {path.name}"
+    elif weights is not None:
+        raise ValueError(f"{path} {ONE_SET}")
     else:
         which = f"the only weights of {path.name}"
     state = {unwrapped(str(key)): tensor for key, tensor in content.items()}

@@ -21,6 +21,7 @@ from sitvit.eval.sets import ImageSet, open_set
 from sitvit.eval.settings import EvaluationConfig, preset_path, sweep_points
 from sitvit.eval.sweep import check_against_published, sweep
 from sitvit.flow.samplers import find_sampler
+from sitvit.train.checkpoint import load_checkpoint
 
 CPU = torch.device("cpu")
 FASHION = FashionFeatures.name
@@ -174,6 +175,14 @@ def test_every_preset_is_readable_and_its_sampler_is_known(name):
     config = load_config(preset_path(name), ["checkpoint=run"], EvaluationConfig)
     assert config.features == "inception"
     find_sampler(config.sampler, config.sampler_parts())
+
+
+@pytest.mark.parametrize("name", ["sit-sde", "sit-ode", "fid10k-quick"])
+def test_a_preset_samples_a_folder_that_holds_one_set_of_weights_without_a_name(trained_run, tmp_path, name):
+    load_checkpoint(trained_run).save_pretrained(tmp_path / "m")
+    keys = [f"checkpoint={tmp_path / 'm'}", "autoencoder=fashion-autoencoder", "num_images=2"]
+    config = load_config(preset_path(name), keys, EvaluationConfig)
+    assert job_of(config, CPU).trained.weights == "the weights of the folder"
 
 
 def test_an_unknown_preset_and_no_samples_are_refused():

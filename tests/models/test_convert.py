@@ -99,6 +99,15 @@ def test_ema_and_raw_weights_are_chosen_and_said(tmp_path, capsys):
     assert "'model' of SiT.pt" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("weights", ["ema", "model"])
+def test_one_set_of_weights_is_not_passed_off_as_the_one_that_was_asked_for(tmp_path, weights):
+    file = save(tmp_path, SIT.under("state/"))
+    randomized().save_pretrained(tmp_path / "folder")
+    for path in (file, tmp_path / "folder"):
+        with pytest.raises(ValueError, match=f"{path} holds one set of weights .*; leave weights"):
+            load(path, weights=weights)
+
+
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 def test_prefixes_of_wrappers_change_nothing(tmp_path, prefix, suffix):
@@ -470,6 +479,17 @@ def test_blocks_start_from_a_classifier_and_the_rest_is_left(tmp_path):
         init_from(randomized(hidden_size=64), classifier)
     with pytest.raises(ValueError, match="the classifier has 2 heads, the model 4"):
         init_from(randomized(num_heads=4), classifier)
+
+
+def test_blocks_start_from_nothing_but_a_classifier():
+    model, classifier = randomized(), random_classifier(img_size=32)
+    before = model.state_dict()["blocks.0.attn.qkv.weight"].clone()
+    for wrong in (randomized(), classifier.state_dict(), None):
+        with pytest.raises(ValueError, match=f"must be a sitvit.ViT5.*; got a {type(wrong).__name__}"):
+            init_from(model, wrong)
+    with pytest.raises(ValueError, match="the model of init_from must be a sitvit.SiT or DiT; got a ViT5"):
+        init_from(classifier, model)
+    assert torch.equal(model.state_dict()["blocks.0.attn.qkv.weight"], before)
 
 
 def test_the_script_imports_and_exports(tmp_path):
