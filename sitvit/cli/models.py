@@ -25,6 +25,11 @@ def import_checkpoint(arguments: list[str]) -> None:
     parser.add_argument(
         "--input-size", type=int, nargs=2, metavar=("H", "W"), help="of a grid that is not square"
     )
+    parser.add_argument(
+        "--num-classes",
+        type=int,
+        help="of a file whose label rows are all classes (default: the last is none)",
+    )
     parser.add_argument("--official", action="store_true", help="write one file under the official key names")
     options = parser.parse_args(arguments)
     if options.out.exists():
@@ -35,7 +40,9 @@ def import_checkpoint(arguments: list[str]) -> None:
     from ..train.checkpoint import load_checkpoint
 
     size = None if options.input_size is None else tuple(options.input_size)
-    model = load_checkpoint(options.source, options.weights, options.family, options.num_heads, size)
+    model = load_checkpoint(
+        options.source, options.weights, options.family, options.num_heads, size, options.num_classes
+    )
     with runtime.write_aside(options.out) as temporary:
         if options.official:
             save_official(model, temporary, options.out.suffix)

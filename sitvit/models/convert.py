@@ -47,6 +47,7 @@ def load_model(
     family: str | None = None,
     num_heads: int | None = None,
     input_size: int | tuple[int, int] | None = None,
+    num_classes: int | None = None,
 ) -> tuple[Any, str]:
     """The network saved at `path`, in evaluation mode, and which weights these are, in words.
 
@@ -54,7 +55,9 @@ def load_model(
     between "ema" and "model" where a file holds both; None takes the average where there is one. `family`
     ("SiT" or "DiT") is needed where neither the file's own record of its training nor its name tells. A name
     does that begins as the published ones do, SiT-XL-2-256x256.pt, or is SiT or DiT alone. `num_heads` and
-    `input_size` are needed where shapes do not tell. Weights are converted to float32.
+    `input_size` are needed where shapes do not tell, and `num_classes` where a network was trained without
+    class dropout: a file's last label row is taken for "no class" unless it says that all rows are classes.
+    Weights are converted to float32.
 
     Raises:
         ValueError: not there, unsafe, damaged, not a known network, keys, shapes or types that do not
@@ -69,23 +72,25 @@ def load_model(
         if weights is not None:
             raise ValueError(f"{path} {ONE_SET}")
         model, told = _load_folder(path)
-        check_recorded(model, path, family, num_heads, size)
+        check_recorded(model, path, family, num_heads, size, num_classes)
         return model, told
     content = read_file(path)
     state, told = choose_weights(content, weights, path)
     known = _family(content, path, family)
     by_name = FILE_NAME.match(path.name)
     try:
-        model = _new_network(state, known or (by_name and by_name[1]), num_heads, size)
+        model = _new_network(state, known or (by_name and by_name[1]), num_heads, size, num_classes)
     except KeyError as error:
         raise ValueError(f"{path}: {error.args[0]} is missing") from None
     except (ValueError, IndexError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
-    check_recorded(model, path, family, num_heads, size)
+    check_recorded(model, path, family, num_heads, size, num_classes)
     load_strictly(model, state, path)
     told += converted(state)
     if not isinstance(model, ViT5):
-        told += assumed(state) + ("" if known else f" (a {type(model).__name__} by the file's name)")
+        told += assumed(state, model.has_null) + (
+            "" if known else f" (a {type(model).__name__} by the file's name)"
+        )
     if num_heads is None and not has_qk_norm(state):
         heads, width = model.config["num_heads"], state["blocks.0.attn.proj.weight"].shape[0]
         told += f" ({heads} heads, as the published model of width {width} has; num_heads, on the command "
@@ -99,6 +104,7 @@ def check_recorded(
     family: str | None,
     num_heads: int | None,
     input_size: int | tuple[int, int] | None,
+    num_classes: int | None = None,
 ) -> None:
     """ValueError naming the argument that is not None and not what `path` records of its network."""
     own = model.config
@@ -107,6 +113,7 @@ def check_recorded(
         ("family", family, type(model).__name__),
         ("num_heads", num_heads, own["num_heads"]),
         ("input_size", None if input_size is None else as_pair(input_size), as_pair(size)),
+        ("num_classes", num_classes, own["num_classes"]),
     ):
         if asked not in (None, recorded):
             raise ValueError(f"{path} records {name} {recorded}, so {name} {asked} cannot be; leave it out")
@@ -212,6 +219,7 @@ def _new_network(
     family: str | None,
     num_heads: int | None,
     input_size: tuple[int, int] | None,
+    num_classes: int | None,
 ) -> Any:
     if is_classifier(state):
         return ViT5(**classifier_arguments(state, num_heads, input_size))
@@ -222,7 +230,7 @@ def _new_network(
             "official SiT and DiT files have the same keys, and this one's record and name do not tell; say "
             "which with family SiT or DiT (--family)"
         )
-    return CLASSES[family](**diffusion_arguments(state, num_heads, input_size))
+    return CLASSES[family](**diffusion_arguments(state, num_heads, input_size, num_classes))
 
 
 def _family(content: Any, path: Path, family: str | None) -> str | None:

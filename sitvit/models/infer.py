@@ -35,10 +35,15 @@ def has_qk_norm(state: State) -> bool:
 
 
 def diffusion_arguments(
-    state: State, num_heads: int | None, input_size: tuple[int, int] | None, with_table: bool = True
+    state: State,
+    num_heads: int | None,
+    input_size: tuple[int, int] | None,
+    num_classes: int | None = None,
+    with_table: bool = True,
 ) -> dict[str, Any]:
     """Constructor arguments of the `DiffusionTransformer` that has these weights.
 
+    The last label row stands for "no class", unless `num_classes` says that there is one for each row.
     Without `with_table` the positions are the fixed ones of `input_size`, which the state does not hold.
 
     Raises:
@@ -54,8 +59,7 @@ def diffusion_arguments(
         "hidden_size": width,
         "patch_size": patch,
         "in_channels": channels,
-        # A last row stands for "no class" wherever a model was trained with class dropout.
-        "num_classes": state["y_embedder.embedding_table.weight"].shape[0] - 1,
+        **_classes(state["y_embedder.embedding_table.weight"].shape[0], num_classes),
         "learn_sigma": final_rows == 2 * patch * patch * channels,
     }
     if "reg_token" in state:
@@ -74,15 +78,25 @@ def diffusion_arguments(
     return arguments
 
 
-def assumed(state: State) -> str:
+def _classes(rows: int, num_classes: int | None) -> dict[str, Any]:
+    """The number of classes, and 0 for the label dropout of a network that has no row for "no class"."""
+    if num_classes in (None, rows - 1):
+        return {"num_classes": rows - 1}
+    if num_classes != rows:
+        raise ValueError(
+            f"it has {rows} label rows: num_classes is {rows - 1}, or {rows} where none means no class, not "
+            f"{num_classes}"
+        )
+    return {"num_classes": rows, "class_dropout_prob": 0.0}
+
+
+def assumed(state: State, has_null: bool) -> str:
     """What `diffusion_arguments` takes for granted of a bare file, in words."""
     backbone = _backbone(state)
     rows = state["y_embedder.embedding_table.weight"].shape[0]
     rope = "RoPE" if backbone["rope"] else "no RoPE"
-    return (
-        f" (taken for granted: {backbone['norm']}, {rope} and GELU's tanh form, as published; the last of "
-        f"{rows} label rows is the null label)"
-    )
+    last = f"; the last of {rows} label rows is the null label" if has_null else ""
+    return f" (taken for granted: {backbone['norm']}, {rope} and GELU's tanh form, as published{last})"
 
 
 def classifier_arguments(

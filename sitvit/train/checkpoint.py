@@ -226,6 +226,7 @@ def load_checkpoint(
     family: str | None = None,
     num_heads: int | None = None,
     input_size: int | tuple[int, int] | None = None,
+    num_classes: int | None = None,
 ) -> Any:
     """A network from a run, a checkpoint folder, a model folder, or an official SiT, DiT, ViT-5 or ViT file.
 
@@ -241,10 +242,10 @@ def load_checkpoint(
         checkpoint = find_checkpoint(str(where))
         name = checkpoint.weights_name(weights or "ema")
         network = checkpoint.load_network(name)
-        check_recorded(network, checkpoint.folder, family, num_heads, input_size)
+        check_recorded(network, checkpoint.folder, family, num_heads, input_size, num_classes)
         runtime.say(f"{checkpoint.folder}: {name}")
         return network
-    model, which = load_model(where, weights, family, num_heads, input_size)
+    model, which = load_model(where, weights, family, num_heads, input_size, num_classes)
     runtime.say(f"{where}: {type(model).__name__} with {which}")
     return model
 

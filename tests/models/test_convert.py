@@ -582,6 +582,22 @@ def test_a_width_that_is_no_round_multiple_is_read_back_whole(tmp_path):
     assert load(tmp_path / "SiT.pt").state_dict().keys() == model.state_dict().keys()
 
 
+def test_label_rows_that_are_all_classes_are_read_so_where_the_number_of_classes_says_it(tmp_path, capsys):
+    model = sitvit.SiT(**{**SIT.config, "class_dropout_prob": 0.0, "num_classes": 7})
+    path = save(tmp_path, model.state_dict())
+    assert load(path).num_classes == load(path, num_classes=6).num_classes == 6  # and a null label
+    capsys.readouterr()
+    again = load(path, num_classes=7)
+    assert (again.num_classes, again.has_null) == (7, False)
+    assert "null label" not in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"7 label rows: num_classes is 6, or 7 where none .*, not 8"):
+        load(path, num_classes=8)
+    again.save_pretrained(tmp_path / "m")
+    load(tmp_path / "m", num_classes=7)
+    with pytest.raises(ValueError, match="records num_classes 7, so num_classes 6 cannot be"):
+        load(tmp_path / "m", num_classes=6)
+
+
 @pytest.mark.parametrize("text", ["{}", "[1]", "nope", '{"weight_map": {}}'])
 def test_a_damaged_index_is_named(tmp_path, text):
     randomized().save_pretrained(tmp_path, max_shard_size="20KB")
