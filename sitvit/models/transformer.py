@@ -23,6 +23,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .fused import is_plain
 from .layers import Block, FinalLayer, LabelEmbedder, PatchEmbed, TimestepEmbedder
 from .positions import Rotation, check_grid, resample_table, sincos_2d
 from .shapes import SiTShape
@@ -137,8 +138,12 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
     def predict(self, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         """`x_t` (B, C, H, W), `t` (B,), `labels` (B,) int64 -> (B, out_channels, H, W).
 
-        H and W may differ from `input_size`: fixed positions are computed for that grid, learned ones
-        interpolated, RoPE rescaled.
+        A `t` or label of one element is all images'. H and W may differ from `input_size`: fixed positions
+        are computed for that grid, learned ones interpolated, RoPE rescaled.
+
+        Raises:
+            ValueError: shapes that do not fit; labels on a CPU that are out of range. Elsewhere nobody looks,
+                since that would wait for the device.
         """
         if x_t.shape[1] != self.in_channels:
             raise ValueError(f"the model takes {self.in_channels} channels, got x_t {tuple(x_t.shape)}")
@@ -154,6 +159,8 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         if self.num_registers:
             registers = self.reg_token.to(x.dtype).expand(len(x), -1, -1)
             x = torch.cat([x, registers], dim=1)  # (B, N + R, D)
+        t, labels = _per_image("t", t, len(x)), _per_image("labels", labels, len(x))
+        self._check_labels(labels)
         c = self.t_embedder(t) + self.y_embedder(labels)  # (B, D)
         if self._compiled:  # else the first smaller batch would compile everything again
             for tensor in (x, c):
@@ -186,6 +193,17 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
                 self._elsewhere = {where: sincos_2d(self.hidden_size, *grid)[None].to(where[1])}
         return self._elsewhere[where], rotation
 
+    def _check_labels(self, labels: Tensor) -> None:
+        if labels.device.type != "cpu" or is_plain():  # traced or transformed code cannot look at values
+            return
+        wrong = labels[(labels < 0) | (labels >= self.num_classes + self.has_null)]
+        if len(wrong):
+            null = f", and {self.num_classes} for no class" if self.has_null else ""
+            raise ValueError(
+                f"label {int(wrong[0])} is out of range: this model has {self.num_classes} classes, "
+                f"labels 0 to {self.num_classes - 1}{null}"
+            )
+
     def _positions(self) -> nn.Parameter | None:
         if self.positions_kind == "sincos":
             return nn.Parameter(sincos_2d(self.hidden_size, *self.grid)[None], requires_grad=False)
@@ -217,3 +235,16 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         for layer in zeros:
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
+
+
+def _per_image(name: str, value: Tensor, batch_size: int) -> Tensor:
+    """`value` as (B,); ValueError unless it is that, or of one element."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.reshape(1).expand(batch_size)
+    if not isinstance(value, Tensor) or value.shape != (batch_size,):
+        got = f"the shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise ValueError(
+            f"{name} must be a tensor with one element for each of the {batch_size} images, or one for all; "
+            f"got {got}"
+        )
+    return value

@@ -278,6 +278,33 @@ def test_without_a_null_row_guidance_is_refused():
         _ = model.null_label
 
 
+@pytest.mark.parametrize(
+    ("dropout", "wrong", "legal"),
+    [
+        (0.1, 6, "5 classes, labels 0 to 4, and 5 for no class$"),
+        (0.1, -1, "5 classes, labels 0 to 4, and 5 for no class$"),
+        (0.0, 5, "5 classes, labels 0 to 4$"),
+    ],
+)
+def test_a_label_out_of_range_is_named_with_the_legal_ones(dropout, wrong, legal):
+    model = randomized(class_dropout_prob=dropout)
+    with pytest.raises(ValueError, match=f"label {wrong} is out of range: this model has {legal}"):
+        model(torch.randn(2, 4, 4, 8), torch.rand(2), torch.tensor([0, wrong]))
+
+
+def test_one_time_and_one_label_are_all_images():
+    model, x = randomized(), torch.randn(3, 4, 4, 8)
+    expected = model(x, torch.full((3,), 0.3), torch.tensor([2, 2, 2]))
+    for t, label in ((torch.tensor(0.3), torch.tensor(2)), (torch.tensor([0.3]), torch.tensor([2]))):
+        assert torch.equal(model(x, t, label), expected)
+
+
+@pytest.mark.parametrize("t", [torch.zeros(3), torch.zeros(2, 1), 0.5, None])
+def test_times_of_another_shape_are_refused_with_what_is_needed(t):
+    with pytest.raises(ValueError, match="t must be a tensor with one element for each of the 2 images"):
+        randomized()(torch.randn(2, 4, 4, 8), t, torch.tensor([0, 1]))
+
+
 @pytest.mark.parametrize("num_classes", [3, 1500])
 def test_the_null_label_follows_the_number_of_classes(num_classes):
     model = sitvit.SiT(input_size=4, hidden_size=32, depth=1, num_heads=2, num_classes=num_classes)
