@@ -1,5 +1,9 @@
 """What stays in float32 under bf16 autocast, and how far the rest may move."""
 
+import copy
+import pickle
+import shutil
+
 import pytest
 import torch
 
@@ -7,6 +11,10 @@ from sitvit.models.layers import FinalLayer, LayerNorm, RMSNorm
 
 from .test_sit import randomized
 
+NEEDS_COMPILER = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))),
+    reason="torch.compile needs a C++ compiler on a CPU",
+)
 BF16 = 2.0**-8  # half a unit in the last place of bfloat16, relative
 
 
@@ -94,6 +102,29 @@ def test_a_model_cast_to_bf16_runs_in_bf16():
 
 
 @pytest.mark.slow
+@NEEDS_COMPILER
+def test_compiled_blocks_have_the_eager_values_and_gradients_and_their_copies_run_eagerly():
+    model, (x, t, labels) = randomized(), inputs()
+
+    def value_and_gradients(network):
+        network.zero_grad()
+        out = network(x, t, labels)
+        out.square().mean().backward()
+        return [out.detach(), *(p.grad.clone() for p in network.parameters() if p.grad is not None)]
+
+    eager = value_and_gradients(model)
+    model.compile_blocks()
+    compiled = value_and_gradients(model)
+    assert any(not torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))  # two codes did run
+    for a, b in zip(eager, compiled, strict=True):
+        assert (a - b).abs().max() <= 2e-5 * a.abs().max()  # sums in another order
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        found = value_and_gradients(copied)
+        assert all(torch.equal(a, b) for a, b in zip(eager, found, strict=True))
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
 def test_one_compilation_serves_all_blocks_and_every_batch_size():
     """Batch 1 may compile once more: torch specialises sizes of 0 and 1."""
     from torch._dynamo.utils import counters

@@ -1,6 +1,8 @@
 """SiT's sizes, switches and grids, and its ViT-5 form against the equations written out slowly."""
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -8,6 +10,8 @@ import torch
 import sitvit
 from sitvit.bench.timing import saved_bytes
 from sitvit.models.presets import PRESETS, preset
+
+from .test_vit5 import randomized as random_classifier
 
 
 @pytest.mark.parametrize(
@@ -39,11 +43,12 @@ def randomized(**arguments) -> sitvit.SiT:
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
-def test_every_preset_starts_at_zero_velocity(name):
+def test_every_untrained_sit_predicts_zero_velocity_and_every_dit_zero_noise_and_variance(name):
     """adaLN-Zero: gates and output layer begin at zero, whatever the backbone."""
-    arguments = {**preset(name), "hidden_size": 48, "depth": 2, "num_heads": 3}
-    model = sitvit.SiT(**arguments, input_size=8, num_classes=3)
-    out = model(torch.randn(2, 4, 8, 8), torch.rand(2), torch.tensor([0, 3]))
+    model = sitvit.build_model(name, hidden_size=48, depth=2, num_heads=3, input_size=8, num_classes=3)
+    times = torch.tensor([0, 999]) if name.startswith("DiT") else torch.rand(2)
+    out = model(torch.randn(2, 4, 8, 8), times, torch.tensor([0, 3]))
+    assert out.shape[1] == (8 if name.startswith("DiT") else 4)
     assert torch.equal(out, torch.zeros_like(out))
 
 
@@ -105,13 +110,44 @@ def test_a_switch_changes_the_function(row):
         for key, tensor in other.state_dict().items()
         if key in state and tensor.shape == state[key].shape
     }
-    if row == "learned positions":
-        assert other.pos_embed.requires_grad
-        assert not whole.pos_embed.requires_grad
-        return
+    if row == "learned positions":  # of the same shape, but the weights' own and not the fixed table
+        del shared["pos_embed"]
     other.load_state_dict(shared, strict=False)
     x, t, labels = torch.randn(2, 4, 4, 8), torch.rand(2), torch.tensor([0, 1])
     assert (whole(x, t, labels) - other(x, t, labels)).abs().max() > 1e-4
+
+
+def test_learned_positions_are_trained_and_fixed_ones_are_not():
+    arguments = torch.randn(2, 4, 4, 8), torch.rand(2), torch.tensor([0, 1])
+    for kind, trained in (("learned", True), ("sincos", False)):
+        model = randomized(positions=kind)
+        model(*arguments).square().mean().backward()
+        assert (model.pos_embed.grad is not None) == model.pos_embed.requires_grad == trained
+        if trained:
+            assert (model.pos_embed.grad != 0).any(dim=2).all()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("name", ["SiT", "DiT", "ViT5"])
+def test_a_copy_and_a_pickle_are_the_same_function_with_weights_of_their_own(copied, name):
+    model = random_classifier() if name == "ViT5" else randomized(learn_sigma=True)
+    if name == "DiT":
+        state = model.state_dict()
+        model = sitvit.DiT.from_config(model.config)
+        model.load_state_dict(state)
+    sizes = (3, 32, 48), (3, 48, 32)
+    sizes = sizes if name == "ViT5" else ((4, 4, 8), (4, 6, 4))
+    rest = () if name == "ViT5" else (torch.tensor([0, 1]), torch.tensor([0, 5]))
+    inputs = [torch.randn(2, *size) for size in sizes]  # the second grid's tables are kept in the network
+    expected = [model(x, *rest) for x in inputs]
+    other = copied(model)
+    assert all(torch.equal(other(x, *rest), out) for x, out in zip(inputs, expected, strict=True))
+    other(inputs[1], *rest).square().mean().backward()
+    assert all(p.grad is None for p in model.parameters())
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1)
+    assert torch.equal(model(inputs[0], *rest), expected[0])
 
 
 @pytest.mark.parametrize("positions", ["sincos", "learned", "none"])
