@@ -20,7 +20,7 @@ from typing import IO
 import numpy as np
 
 from .images import decode_image, max_pixels
-from .sources import about_names, about_others, class_order, is_image, is_junk
+from .sources import about_names, about_one_class, about_others, class_order, is_image, is_junk
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class ArchiveImages:
             inside = "/".join(_folders(kept[0])[:depth])
             self.notices.append(f"the classes are the folders in {inside} of {path}")
         self.notices += about_names(self.class_names)
+        self.notices += about_one_class(self.class_names, {_folders(m) for m in kept})
 
     def __len__(self) -> int:
         return len(self.members)

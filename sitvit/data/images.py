@@ -50,8 +50,9 @@ def decode_image(file: IO[bytes], name: str) -> np.ndarray:
             ImageOps.exif_transpose(image, in_place=True)
             return _to_rgb(image)
     except Image.DecompressionBombError as error:
+        reason = str(error).rstrip(".")
         raise ValueError(
-            f"{name} is too large to be read safely: {error}; the limit is {max_pixels():,} pixels. If the "
+            f"{name} is too large to be read safely: {reason}; the limit is {max_pixels():,} pixels. If the "
             "file is what it should be, set SITVIT_MAX_IMAGE_PIXELS=NUMBER to raise it"
         ) from None
     except Exception as error:  # damaged files make Pillow's decoders trip over almost anything

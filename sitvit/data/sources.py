@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -72,6 +72,7 @@ class ImageFolder:
         others = [path.name for below in files.values() for path in below if not is_image(path.name)]
         self.notices += about_others(folder, others)
         self.notices += about_names(self.class_names)
+        self.notices += about_one_class(self.class_names, {path.parent for path in self.paths})
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -194,6 +195,16 @@ def about_names(names: list[str]) -> list[str]:
     return [
         f"{len(names)} synsets, not {NUM_SYNSETS}: the labels 0 to {len(names) - 1} are their own and not "
         "ImageNet's official ones"
+    ]
+
+
+def about_one_class(names: list[str], folders: Collection[object]) -> list[str]:
+    """A sentence where the images of several `folders` are of one class, as from a folder too high."""
+    if len(names) > 1 or len(folders) == 1:
+        return []
+    return [
+        f"all images are of one class, {names[0]}, though they lie in {len(folders)} folders: if these are "
+        f"the classes, name {names[0]} itself, with no image beside them"
     ]
 
 

@@ -162,10 +162,16 @@ def test_nested_folders_are_of_the_outermost_class_in_archives_as_in_folders(tmp
     assert any("the classes are the folders in a/b" in notice for notice in source.notices) == bool(inner)
 
 
-def test_one_class_with_images_beside_folders_stays_one_class(tmp_path):
+def test_one_class_with_images_beside_folders_stays_one_class_and_is_told(tmp_path):
+    """One loose image beside the class folders of an archive takes their names away."""
     for name in ("cat", "cat/side", "cat/front"):
         write(tmp_path / "photos" / name / "x.png")
-    assert open_images(str(zipped(tmp_path / "photos", tmp_path / "x.zip"))).class_names == ["cat"]
+    archive = open_images(str(zipped(tmp_path / "photos", tmp_path / "x.zip")))
+    for source in (archive, ImageFolder(tmp_path / "photos")):
+        assert source.class_names == ["cat"]
+        assert "all images are of one class, cat, though they lie in 3 folders" in source.notices[-1]
+    write(tmp_path / "one" / "cat" / "x.png")
+    assert ImageFolder(tmp_path / "one").notices == []
 
 
 @pytest.mark.parametrize("names", [("train", "val"), ("Test",)])
