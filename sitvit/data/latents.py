@@ -15,6 +15,7 @@ are encoded as they are needed (`live.py`), is a `Latents`.
 import hashlib
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from .. import runtime
 from .autoencoder import AutoencoderIdentity
@@ -127,11 +129,12 @@ class LatentCache:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.moments(np.array([index]), np.zeros(1, dtype=bool))[0], int(self.labels[index])
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
         ids = np.asarray(indices)
         moments = self.moments(ids, np.zeros(len(ids), dtype=bool))
+        check_shared_memory(moments.nbytes)
         return list(zip(moments, self.labels[ids].tolist(), strict=True))  # as a DataLoader collates it
 
     @property
@@ -212,6 +215,27 @@ class LatentCache:
         return ValueError(
             f"{path} is damaged: {how}; delete that and {self.folder / 'manifest.json'}, then run the same "
             "encode command again"
+        )
+
+
+SHARED_MEMORY = Path("/dev/shm")
+"""Where Linux keeps what processes share; a container has 64 MB there unless it is told otherwise."""
+
+
+def check_shared_memory(num_bytes: int) -> None:
+    """In a worker of a DataLoader: OSError where no room is left to hand over `num_bytes` from each worker.
+
+    Without room, PyTorch's worker dies of a bus error, which names neither cause nor remedy.
+    """
+    worker = get_worker_info()
+    if worker is None or not SHARED_MEMORY.is_dir():
+        return
+    free, needed = shutil.disk_usage(SHARED_MEMORY).free, num_bytes * worker.num_workers
+    if free < needed:
+        raise OSError(
+            f"the shared memory is not enough: {SHARED_MEMORY} has {free / 1e6:.1f} MB free, a batch of each "
+            f"of {worker.num_workers} workers needs {needed / 1e6:.1f} MB; use num_workers=0, or enlarge it "
+            "(docker run --shm-size=8g)"
         )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from .autoencoder import latents_of_moments
-from .latents import Latents
+from .latents import Latents, check_shared_memory
 
 PERMUTATION, TRAINING, SAMPLING, LABELS = range(4)
 """Purposes: the second word of the key, so that no two uses of one seed share a draw."""
@@ -140,4 +140,6 @@ class Slices(Dataset[TrainingBatch]):
         return self.num_steps
 
     def __getitem__(self, step: int) -> TrainingBatch:
-        return self.stream.batch(step, self.positions)
+        batch = self.stream.batch(step, self.positions)
+        check_shared_memory(sum(t.nbytes for t in (batch.x_0, batch.x_1, batch.u, batch.labels)))
+        return batch

@@ -1,5 +1,10 @@
 """The stream is a pure function of (seed, step, position)."""
 
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -183,6 +188,48 @@ def test_a_data_loader_reads_whole_batches_of_a_cache(thirty_seven):
     everything = thirty_seven.moments(np.arange(37), np.zeros(37, bool))
     assert torch.equal(torch.cat([moments for moments, _ in batches]), everything)
     assert torch.equal(thirty_seven[5][0], everything[5])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared memory is a folder on Linux alone")
+@pytest.mark.parametrize("whole_steps", [True, False])
+def test_a_worker_without_shared_memory_says_so_and_outside_of_workers_none_is_needed(
+    thirty_seven, monkeypatch, whole_steps
+):
+    """Batches of 8: 131 kB of moments, or 262 kB of noise and latents with times and labels."""
+    steps = Slices(stream(thirty_seven, batch_size=8, flip=False), range(8), 5)
+    data, batch_size = (steps, None) if whole_steps else (thirty_seven, 8)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=250_000))
+    assert len(list(DataLoader(data, batch_size=batch_size))) == 5
+    monkeypatch.setattr("sitvit.data.latents.get_worker_info", lambda: SimpleNamespace(num_workers=2))
+    with pytest.raises(OSError, match=r"shared memory is not enough: /dev/shm has 0.2 MB .*num_workers=0"):
+        list(DataLoader(data, batch_size=batch_size))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=600_000))
+    assert len(list(DataLoader(data, batch_size=batch_size))) == 5
+
+
+READER = """
+import sys
+from pathlib import Path
+from torch.utils.data import DataLoader
+from sitvit.data.latents import LatentCache
+if __name__ == "__main__":
+    cache = LatentCache(Path(sys.argv[1]))
+    print(len(list(DataLoader(cache, batch_size=100, num_workers=0))), flush=True)
+    list(DataLoader(cache, batch_size=100, num_workers=2, multiprocessing_context="spawn"))
+"""
+
+
+@pytest.mark.slow
+def test_two_spawned_workers_in_four_megabytes_of_shared_memory_end_within_a_minute_in_the_sentence(tmp_path):
+    mounted = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"', "sh"]
+    if not shutil.which("unshare") or subprocess.run([*mounted, "true"], capture_output=True).returncode:
+        pytest.skip("this user may not mount")
+    synthetic_cache(tmp_path / "c", 500)
+    (tmp_path / "reader.py").write_text(READER)
+    command = [*mounted, sys.executable, tmp_path / "reader.py", tmp_path / "c"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "5\n")
+    assert "OSError: the shared memory is not enough" in done.stderr
 
 
 def test_memory_stays_flat_over_an_epoch(tmp_path):
