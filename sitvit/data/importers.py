@@ -20,10 +20,11 @@ import time
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from .. import runtime
@@ -31,10 +32,11 @@ from . import shards
 from .arrays import check_labels
 from .autoencoder import Autoencoder, AutoencoderIdentity, latents_of_moments
 from .encode import CROP
-from .latents import FORMAT, LatentCache, map_safetensors, shard_ranges
+from .latents import FORMAT, LatentCache, shard_ranges
 
 FAST_DIT_SCALE = 0.18215
-LIGHTNING = ("latents", "latents_flip", "labels")
+LIGHTNING = {"latents", "latents_flip", "labels"}
+FLOATS, INTEGERS = ("BF16", "F16", "F32", "F64"), ("I32", "I64")
 LEAST_STD = 1e-6
 UNUSUAL_SPREAD = (0.5, 2.0)
 
@@ -101,20 +103,23 @@ class LightningCache:
 
     def __init__(self, folder: Path) -> None:
         self.paths = sorted(folder.glob("*.safetensors"))
-        self.files = [_mapped(path) for path in self.paths]
+        self.files = [_opened(path) for path in self.paths]
+        first = self.files[0]["latents"].get_shape()[1:] if "latents" in self.files[0] else None
         for path, file in zip(self.paths, self.files, strict=True):
-            counts = {len(values) for name, values in file.items() if name in LIGHTNING}
+            shapes = {name: entry.get_shape() for name, entry in file.items()}
+            counts = {shape[0] for name, shape in shapes.items() if name in LIGHTNING}
             if not {"latents", "labels"} <= file.keys() or len(counts) > 1:
-                shapes = ", ".join(f"{name} {values.shape}" for name, values in file.items())
-                raise ValueError(f"{path} has no latents with as many labels; it has {shapes}")
-            if not np.issubdtype(file["labels"].dtype, np.integer):
-                raise ValueError(f"{path}: labels are {file['labels'].dtype}, needed are whole numbers")
-            first = self.files[0]["latents"].shape[1:]
-            if any(file[key].shape[1:] != first for key in LIGHTNING[:2] if key in file):
-                raise ValueError(f"{path} holds latents of another shape than {first}")
-        self.labels = np.concatenate([file["labels"] for file in self.files]).astype(np.int64)
+                found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+                raise ValueError(f"{path} has no latents with as many labels; it has {found}")
+            for name in LIGHTNING & file.keys():
+                dtype, wanted = file[name].get_dtype(), INTEGERS if name == "labels" else FLOATS
+                if dtype not in wanted:
+                    raise ValueError(f"{path}: {name} are {dtype}, needed is {' or '.join(wanted)}")
+                if name != "labels" and shapes[name][1:] != first:
+                    raise ValueError(f"{path} holds latents of another shape than {first}")
+        self.labels = np.concatenate([file["labels"][:].long().numpy() for file in self.files])
         self.has_flip = all("latents_flip" in file for file in self.files)
-        self.starts = np.cumsum([0, *(len(file["labels"]) for file in self.files)])
+        self.starts = np.cumsum([0, *(file["labels"].get_shape()[0] for file in self.files)])
 
     def name(self, index: int) -> str:
         """Where latent `index` comes from, for messages."""
@@ -125,8 +130,8 @@ class LightningCache:
         """Draws, float32 (n, C, h, w)."""
         key = "latents_flip" if flip else "latents"
         of = np.searchsorted(self.starts, np.array(indices), side="right") - 1
-        rows = [self.files[f][key][i - self.starts[f]] for i, f in zip(indices, of, strict=True)]
-        return np.stack(rows).astype(np.float32)
+        rows = [self.files[f][key][int(i - self.starts[f])] for i, f in zip(indices, of, strict=True)]
+        return torch.stack(rows).float().numpy()
 
 
 class FastDitCache:
@@ -290,8 +295,10 @@ def _load(path: Path) -> np.ndarray:
         raise ValueError(f"{path} cannot be read as an npy file ({error})") from None
 
 
-def _mapped(path: Path) -> dict[str, np.ndarray]:
+def _opened(path: Path) -> dict[str, Any]:
+    """The tensors of a safetensors file, read as they are indexed, those in bfloat16 too."""
     try:
-        return map_safetensors(path)
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be used: {error}") from None
+        file = safe_open(path, framework="pt")
+        return {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    except Exception as error:  # of safetensors, which has a class of its own for what it finds
+        raise ValueError(f"{path} cannot be read as a safetensors file ({error})") from None

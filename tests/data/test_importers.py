@@ -185,12 +185,9 @@ def test_a_file_of_another_shape_is_named(images, sd_like, labels, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"latents_flip": torch.zeros(N - 1, 4, 8, 8)}, r"latents_flip \(23, 4, 8, 8\)"),
-        ({"labels": torch.zeros(N)}, "labels are float32, needed are whole numbers"),
-        (
-            {"latents": torch.zeros(N, 4, 8, 8, dtype=torch.bfloat16)},
-            "its latents are of type BF16",
-        ),
+        ({"latents_flip": torch.zeros(N - 1, 4, 8, 8)}, r"latents_flip \[23, 4, 8, 8\]"),
+        ({"labels": torch.zeros(N)}, "labels are F32, needed is I32 or I64"),
+        ({"latents": torch.zeros(N, 4, 8, 8, dtype=torch.uint8)}, "latents are U8, needed is BF16 or F16"),
         ({"labels": torch.full((N,), 2_000_000_000)}, "has a label 2000000000"),
     ],
 )
@@ -201,6 +198,28 @@ def test_lightningdits_files_of_another_kind_are_refused_by_name(sd_like, labels
     )
     with pytest.raises(ValueError, match=words):
         import_latents(tmp_path, sd_like, tmp_path / "c", False)
+
+
+def test_latents_in_bfloat16_come_to_the_bit(sd_like, labels, tmp_path):
+    """Its 8 bits of mantissa fit into float16's 11, within float16's range."""
+    z, mirrored = torch.randn(2, N, 4, 8, 8).bfloat16()
+    tensors = {"latents": z.contiguous(), "latents_flip": mirrored.contiguous(), "labels": labels}
+    save_file(tensors, tmp_path / "x.safetensors")
+    import_latents(tmp_path, sd_like, tmp_path / "c", False)
+    cache = LatentCache(tmp_path / "c")
+    for flip, expected in ((False, z), (True, mirrored)):
+        found = cache.moments(np.arange(N), np.full(N, flip)).float()
+        # below 2^-14 float16 has fewer bits: steps of 2^-24, rounded
+        torch.testing.assert_close(found, expected.float(), atol=2**-25, rtol=0)
+
+
+def test_a_safetensors_file_that_was_cut_off_is_named(sd_like, labels, tmp_path):
+    save_file({"latents": torch.randn(N, 4, 8, 8), "labels": labels}, tmp_path / "x.safetensors")
+    data = (tmp_path / "x.safetensors").read_bytes()
+    for cut in (data[:-100], data[:50], b""):
+        (tmp_path / "x.safetensors").write_bytes(cut)
+        with pytest.raises(ValueError, match=r"x.safetensors cannot be read as a safetensors file"):
+            import_latents(tmp_path, sd_like, tmp_path / "c", False)
 
 
 def test_labels_of_32_bits_are_read(sd_like, labels, tmp_path):
