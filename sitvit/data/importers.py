@@ -2,8 +2,7 @@
 
     REPA / EDM2    [vae-sd/]dataset.json + 00000/img-mean-std-00000000.npy: float32 (2C, h, w), mean and
                    STANDARD DEVIATION of the posterior, unscaled. REPA's tool encodes pixels in [-1, 1],
-                   EDM2's own pixels in [0, 1]. Up to 64 latents are decoded, and refused where fewer than
-                   one pixel value in a hundred is below -0.2; the range found is printed, to be judged.
+                   EDM2's own pixels in [0, 1].
     LightningDiT   *.safetensors with latents, latents_flip (N, C, h, w) and labels (N,): one draw of the
                    posterior, unscaled; its latents_stats.pt normalises each channel (here:
                    --normalize-channels measures the same).
@@ -12,6 +11,12 @@
                    tool lets several processes overwrite each other's files, which nothing here can see.
 
 A draw is kept as a point mass: training on it has no posterior noise of its own.
+
+The files do not say which autoencoder made them, of which pixels, or whether they are scaled. So 64 are
+looked at. An autoencoder's scale makes latents of about mean 0 and spread 1; others are refused (SD-VAE's of
+pixels in [0, 1] have channel means of 0.64 by EDM2's constants, root mean square; scaled twice, a spread of
+0.2). They are decoded too, and refused where fewer than one pixel value in a hundred is below -0.5; the range
+found is printed, to be judged.
 """
 
 import hashlib
@@ -38,7 +43,9 @@ FAST_DIT_SCALE = 0.18215
 LIGHTNING = {"latents", "latents_flip", "labels"}
 FLOATS, INTEGERS = ("BF16", "F16", "F32", "F64"), ("I32", "I64")
 LEAST_STD = 1e-6
-UNUSUAL_SPREAD = (0.5, 2.0)
+USUAL_SPREAD = (0.5, 2.0)
+USUAL_MEAN = 0.5
+DARK = -0.5
 
 
 class ForeignCache(Protocol):
@@ -185,7 +192,8 @@ def import_latents(folder: Path, autoencoder: Autoencoder, out: Path, normalize_
     """Bring the cache at `folder`, made with `autoencoder`, to `out`, or finish what was begun there.
 
     Raises:
-        ValueError: no known cache, one that `autoencoder` cannot have made, or latents that are not finite.
+        ValueError: no known cache, one that `autoencoder` cannot have made or whose scale is another, or
+            latents that are not finite.
     """
     start = time.monotonic()
     cache = open_foreign(folder)
@@ -193,7 +201,11 @@ def import_latents(folder: Path, autoencoder: Autoencoder, out: Path, normalize_
     identity = autoencoder.identity
     first = cache.read(range(min(64, len(cache.labels))), False)
     _check_channels(folder, first, identity)
-    _check_pixels(folder, torch.from_numpy(first), autoencoder)
+    count = len(cache.labels)
+    some = _half(folder, cache, range(0, count, max(count // 64, 1))[:64], False)
+    means = latents_of_moments(some, torch.zeros(1), identity)
+    _check_scale(folder, means, identity, normalize_channels)
+    _check_pixels(folder, means, autoencoder)
     if normalize_channels:
         identity = replace(identity, channel_mean=None, channel_std=None)
     settings = {
@@ -225,18 +237,6 @@ def import_latents(folder: Path, autoencoder: Autoencoder, out: Path, normalize_
             bar.update(len(index))
     shards.finish(out, settings, ranges, start, {"imported_from": cache.kind, "skipped": []})
     runtime.say(f"{out}: imported {len(cache.labels)} latents of {cache.kind}")
-    runtime.say(_about_spread(LatentCache(out)))
-
-
-def _about_spread(cache: LatentCache) -> str:
-    """The spread of what the network will see, which a wrong scale would show."""
-    some = np.linspace(0, len(cache) - 1, min(len(cache), 1000)).astype(np.int64)
-    moments = cache.moments(some, np.zeros(len(some), dtype=bool))
-    noise = torch.randn(1, *cache.latent_shape, generator=torch.Generator().manual_seed(0))
-    spread = latents_of_moments(moments, noise, cache.autoencoder).std().item()
-    usual = UNUSUAL_SPREAD[0] <= spread <= UNUSUAL_SPREAD[1]
-    advice = "" if usual else "; that is far from 1: check the autoencoder, or use --normalize-channels"
-    return f"standard deviation of the latents as the network sees them: {spread:.2f}{advice}"
 
 
 def _check_channels(folder: Path, moments: np.ndarray, identity: AutoencoderIdentity) -> None:
@@ -248,17 +248,35 @@ def _check_channels(folder: Path, moments: np.ndarray, identity: AutoencoderIden
         )
 
 
-def _check_pixels(folder: Path, moments: Tensor, autoencoder: Autoencoder) -> None:
-    means = latents_of_moments(moments, torch.zeros(1), autoencoder.identity)
-    pixels = np.concatenate([autoencoder.decode(some).cpu().numpy().ravel() for some in means.split(8)])
+def _check_scale(folder: Path, latents: Tensor, identity: AutoencoderIdentity, normalized: bool) -> None:
+    """ValueError unless the means of scaled `latents` (n, C, h, w) are about 0 and their spread 1.
+
+    Not where they are to be `normalized`, nor for an autoencoder of scale 1, which promises neither.
+    """
+    mean = latents.mean(dim=(0, 2, 3), keepdim=True)
+    far, spread = mean.square().mean().sqrt().item(), (latents - mean).std().item()
+    found = f"channel means {far:.2f} from 0, standard deviation {spread:.2f}"
+    usual = far <= USUAL_MEAN and USUAL_SPREAD[0] <= spread <= USUAL_SPREAD[1]
+    if not usual and not normalized and identity.scaling_factor != 1:
+        raise ValueError(
+            f"the latents in {folder}, scaled by {identity.scaling_factor:g} of autoencoder {identity.name}, "
+            f"have {found}, where 0 and 1 are usual: another autoencoder made them, they were scaled "
+            "already, or are of pixels in [0, 1] (EDM2's own tool). If they are what they should be, give "
+            "--normalize-channels, which takes this out"
+        )
+    runtime.say(f"{len(latents)} of the latents as the network sees them: {found}")
+
+
+def _check_pixels(folder: Path, latents: Tensor, autoencoder: Autoencoder) -> None:
+    pixels = np.concatenate([autoencoder.decode(some).cpu().numpy().ravel() for some in latents.split(8)])
     low, middle, high = np.quantile(pixels, [0.01, 0.5, 0.99])
     found = f"{low:.2f} ... {high:.2f}, half of them below {middle:.2f}"
-    if low > -0.2:  # in [-1, 1] some pixel of 64 images is darker than mid-gray
+    if low > DARK:  # in [-1, 1] some pixels of 64 images are dark
         raise ValueError(
             f"the latents in {folder} decode to {found}: they were made of pixels in [0, 1], as EDM2's own "
-            "tool does, where sitvit and REPA use [-1, 1]; encode again"
+            "tool does, where sitvit and REPA use [-1, 1], or were scaled already; encode again"
         )
-    runtime.say(f"pixels of {len(means)} decoded latents: {found}; they should span about -1 ... 1")
+    runtime.say(f"their pixels, decoded: {found}; they should span about -1 ... 1")
 
 
 def _half(folder: Path, cache: ForeignCache, places: range, flip: bool) -> Tensor:

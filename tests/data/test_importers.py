@@ -1,15 +1,22 @@
 """Latent caches of other projects: what each wrote, read back with the scale applied once."""
 
 import json
+import re
 import shutil
 
 import numpy as np
 import pytest
 import torch
+from diffusers import AutoencoderKL
 from safetensors.torch import save_file
 
 from sitvit import cli
-from sitvit.data.autoencoder import Autoencoder, images_to_pixels, latents_of_moments, new_autoencoder
+from sitvit.data.autoencoder import (
+    EMBEDDED_AUTOENCODERS,
+    Autoencoder,
+    images_to_pixels,
+    latents_of_moments,
+)
 from sitvit.data.importers import import_latents
 from sitvit.data.latents import LatentCache
 
@@ -18,10 +25,25 @@ N = 24
 
 @pytest.fixture(scope="module")
 def sd_like(tmp_path_factory):
-    """An autoencoder with SD's scale, 0.18215."""
+    """The embedded autoencoder with latents r times as large, so that its scale is SD's, 0.18215."""
+    network = AutoencoderKL.from_pretrained(EMBEDDED_AUTOENCODERS["fashion-autoencoder"])
+    r = network.config.scaling_factor / 0.18215
+    with torch.no_grad():
+        network.quant_conv.weight[:4] *= r
+        network.quant_conv.bias[:4] *= r
+        network.quant_conv.bias[4:] += 2 * np.log(r)
+        network.post_quant_conv.weight /= r
+    network.register_to_config(scaling_factor=0.18215)
     folder = tmp_path_factory.mktemp("sd")
-    new_autoencoder(32, [8, 8, 8], 4, 4, seed=0).save_pretrained(folder)
+    network.save_pretrained(folder)
     return Autoencoder(str(folder), "cpu")
+
+
+@pytest.fixture(scope="module")
+def draws(images, sd_like):
+    """Unscaled draws of the posteriors of N images and of their mirrors, as LightningDiT keeps them."""
+    distribution = posterior(images, sd_like)
+    return distribution.sample().contiguous(), distribution.sample().flip(-1).contiguous()
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +83,8 @@ def test_mean_and_deviation_become_the_moments_of_the_same_posterior(images, sd_
     cache.verify()
 
 
-def test_lightningdits_draws_and_their_mirrors_are_scaled_once(images, sd_like, labels, tmp_path):
-    z, mirrored = torch.randn(2, N, 4, 8, 8)
+def test_lightningdits_draws_and_their_mirrors_are_scaled_once(draws, sd_like, labels, tmp_path):
+    z, mirrored = draws
     (tmp_path / "l").mkdir()
     for shard, rows in enumerate((slice(0, 16), slice(16, N))):
         tensors = {"latents": z[rows], "latents_flip": mirrored[rows], "labels": labels[rows]}
@@ -87,8 +109,8 @@ def write_fast_dit(folder, latents, labels):
             np.save(folder / f"imagenet256_{kind}" / f"{i}.npy", values[i : i + 1].numpy())
 
 
-def test_fast_dits_scaled_draws_are_not_scaled_twice(sd_like, labels, tmp_path):
-    latents = torch.randn(N, 4, 8, 8)  # already times 0.18215, as its tool saves them
+def test_fast_dits_scaled_draws_are_not_scaled_twice(draws, sd_like, labels, tmp_path):
+    latents = draws[0] * 0.18215  # as its tool saves them
     write_fast_dit(tmp_path / "f", latents, labels)
     import_latents(tmp_path / "f", sd_like, tmp_path / "c", False)
     cache = LatentCache(tmp_path / "c")
@@ -98,8 +120,8 @@ def test_fast_dits_scaled_draws_are_not_scaled_twice(sd_like, labels, tmp_path):
     assert np.array_equal(cache.labels, labels.numpy())  # 10 comes after 9, not after 1
 
 
-def test_pairs_that_do_not_match_are_refused_by_name(sd_like, labels, tmp_path):
-    write_fast_dit(tmp_path / "f", torch.randn(N, 4, 8, 8), labels)
+def test_pairs_that_do_not_match_are_refused_by_name(draws, sd_like, labels, tmp_path):
+    write_fast_dit(tmp_path / "f", draws[0], labels)
     (tmp_path / "f" / "imagenet256_labels" / "7.npy").unlink()
     with pytest.raises(ValueError, match=r"in one only: 7.npy"):
         import_latents(tmp_path / "f", sd_like, tmp_path / "c", False)
@@ -118,12 +140,15 @@ def test_latents_of_pixels_from_zero_to_one_are_found_out(images, labels, tmp_pa
     write_edm2(tmp_path / "edm2", Exact((pixels + 1) / 2), labels)
     with pytest.raises(ValueError, match=r"pixels in \[0, 1\], as EDM2's own tool does"):
         import_latents(tmp_path / "edm2", Autoencoder("pixels", "cpu"), tmp_path / "c", False)
+    write_edm2(tmp_path / "over", Exact((pixels + 1) * 0.65 - 0.3), labels)  # -0.3 ... 1
+    with pytest.raises(ValueError, match=r"decode to -0.30 \.\.\. "):
+        import_latents(tmp_path / "over", Autoencoder("pixels", "cpu"), tmp_path / "c", False)
     write_edm2(tmp_path / "repa", Exact(pixels), labels)
     import_latents(tmp_path / "repa", Autoencoder("pixels", "cpu"), tmp_path / "c", False)
     assert len(LatentCache(tmp_path / "c")) == N
 
 
-def test_what_cannot_be_imported_is_refused_by_name(sd_like, tmp_path, labels):
+def test_what_cannot_be_imported_is_refused_by_name(draws, sd_like, tmp_path, labels):
     with pytest.raises(ValueError, match="there is no folder"):
         import_latents(tmp_path / "none", sd_like, tmp_path / "c", False)
     with pytest.raises(ValueError, match="is no latent cache of a known kind"):
@@ -132,7 +157,7 @@ def test_what_cannot_be_imported_is_refused_by_name(sd_like, tmp_path, labels):
     with pytest.raises(ValueError, match=r"shape \(16, 8, 8\), which autoencoder .* with 4 channels"):
         import_latents(tmp_path / "f", sd_like, tmp_path / "c", False)
     shutil.rmtree(tmp_path / "f")
-    bad = torch.randn(N, 4, 8, 8)
+    bad = draws[0].clone()
     bad[11, 0, 0, 0] = float("nan")
     write_fast_dit(tmp_path / "f", bad, labels)
     with pytest.raises(ValueError, match=r"imagenet256_features/11.npy in .* not finite"):
@@ -172,7 +197,7 @@ def test_files_that_are_not_listed_and_the_span_of_pixels_are_told(images, sd_li
     told = capsys.readouterr().out
     assert "passed over 1 files that" in told
     assert "extra.npy" in told
-    assert "pixels of 24 decoded latents: -" in told
+    assert "their pixels, decoded: -1." in told
 
 
 def test_a_file_of_another_shape_is_named(images, sd_like, labels, tmp_path):
@@ -191,8 +216,10 @@ def test_a_file_of_another_shape_is_named(images, sd_like, labels, tmp_path):
         ({"labels": torch.full((N,), 2_000_000_000)}, "has a label 2000000000"),
     ],
 )
-def test_lightningdits_files_of_another_kind_are_refused_by_name(sd_like, labels, tmp_path, change, words):
-    z = torch.randn(N, 4, 8, 8)
+def test_lightningdits_files_of_another_kind_are_refused_by_name(
+    draws, sd_like, labels, tmp_path, change, words
+):
+    z = draws[0]
     save_file(
         {"latents": z, "latents_flip": z.clone(), "labels": labels, **change}, tmp_path / "x.safetensors"
     )
@@ -200,9 +227,9 @@ def test_lightningdits_files_of_another_kind_are_refused_by_name(sd_like, labels
         import_latents(tmp_path, sd_like, tmp_path / "c", False)
 
 
-def test_latents_in_bfloat16_come_to_the_bit(sd_like, labels, tmp_path):
+def test_latents_in_bfloat16_come_to_the_bit(draws, sd_like, labels, tmp_path):
     """Its 8 bits of mantissa fit into float16's 11, within float16's range."""
-    z, mirrored = torch.randn(2, N, 4, 8, 8).bfloat16()
+    z, mirrored = (drawn.bfloat16() for drawn in draws)
     tensors = {"latents": z.contiguous(), "latents_flip": mirrored.contiguous(), "labels": labels}
     save_file(tensors, tmp_path / "x.safetensors")
     import_latents(tmp_path, sd_like, tmp_path / "c", False)
@@ -213,8 +240,8 @@ def test_latents_in_bfloat16_come_to_the_bit(sd_like, labels, tmp_path):
         torch.testing.assert_close(found, expected.float(), atol=2**-25, rtol=0)
 
 
-def test_a_safetensors_file_that_was_cut_off_is_named(sd_like, labels, tmp_path):
-    save_file({"latents": torch.randn(N, 4, 8, 8), "labels": labels}, tmp_path / "x.safetensors")
+def test_a_safetensors_file_that_was_cut_off_is_named(draws, sd_like, labels, tmp_path):
+    save_file({"latents": draws[0], "labels": labels}, tmp_path / "x.safetensors")
     data = (tmp_path / "x.safetensors").read_bytes()
     for cut in (data[:-100], data[:50], b""):
         (tmp_path / "x.safetensors").write_bytes(cut)
@@ -222,8 +249,8 @@ def test_a_safetensors_file_that_was_cut_off_is_named(sd_like, labels, tmp_path)
             import_latents(tmp_path, sd_like, tmp_path / "c", False)
 
 
-def test_labels_of_32_bits_are_read(sd_like, labels, tmp_path):
-    save_file({"latents": torch.randn(N, 4, 8, 8), "labels": labels.int()}, tmp_path / "x.safetensors")
+def test_labels_of_32_bits_are_read(draws, sd_like, labels, tmp_path):
+    save_file({"latents": draws[0], "labels": labels.int()}, tmp_path / "x.safetensors")
     import_latents(tmp_path, sd_like, tmp_path / "c", False)
     assert np.array_equal(LatentCache(tmp_path / "c").labels, labels.numpy())
 
@@ -247,29 +274,45 @@ def test_options_that_would_not_be_read_are_refused_by_name(arguments, words):
         cli.encode_latents(arguments)
 
 
-def test_the_verb_imports_and_reports_the_spread(sd_like, labels, tmp_path, capsys):
-    write_fast_dit(tmp_path / "f", torch.randn(N, 4, 8, 8) * 0.18215, labels)  # scaled twice by someone
-    cli.encode_latents(
-        [
-            "--import",
-            str(tmp_path / "f"),
-            "--autoencoder",
-            sd_like.identity.name,
-            "--out",
-            str(tmp_path / "c"),
-        ]
-    )
+def arguments_of(folder, autoencoder, out, *more):
+    return ["--import", str(folder), "--autoencoder", autoencoder.identity.name, "--out", str(out), *more]
+
+
+def test_the_verb_imports_once_and_says_what_the_network_will_see(draws, sd_like, labels, tmp_path, capsys):
+    write_fast_dit(tmp_path / "f", draws[0] * 0.18215, labels)
+    cli.encode_latents(arguments_of(tmp_path / "f", sd_like, tmp_path / "c"))
     printed = capsys.readouterr().out
     assert "imported 24 latents of fast-DiT" in printed
-    assert "0.18; that is far from 1: check the autoencoder" in printed
-    cli.encode_latents(
-        [
-            "--import",
-            str(tmp_path / "f"),
-            "--autoencoder",
-            sd_like.identity.name,
-            "--out",
-            str(tmp_path / "c"),
-        ]
-    )
+    assert re.search(r"channel means 0\.[012]\d from 0, standard deviation (0\.9|1\.0)", printed)
+    cli.encode_latents(arguments_of(tmp_path / "f", sd_like, tmp_path / "c"))
     assert "all 24 latents are there already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("times", [0.18215, 1 / 0.18215])
+def test_latents_of_another_scale_are_refused_with_the_value_unless_it_is_to_be_taken_out(
+    draws, sd_like, labels, tmp_path, times
+):
+    write_fast_dit(tmp_path / "f", draws[0] * 0.18215 * times, labels)
+    with pytest.raises(
+        ValueError, match=r"scaled by 0.18215 .* standard deviation (0\.1|5\.).*scaled already"
+    ):
+        cli.encode_latents(arguments_of(tmp_path / "f", sd_like, tmp_path / "c"))
+    assert not (tmp_path / "c").exists()
+    cli.encode_latents(arguments_of(tmp_path / "f", sd_like, tmp_path / "c", "--normalize-channels"))
+    assert LatentCache(tmp_path / "c").autoencoder.channel_std == pytest.approx([times] * 4, rel=0.2)
+
+
+def test_latents_of_pixels_from_zero_to_one_are_refused_though_the_decoder_overshoots(
+    images, sd_like, labels, tmp_path
+):
+    """This decoder makes black of the flat gray that black is in [0, 1]; the channels' means tell."""
+    pixels = images_to_pixels(torch.from_numpy(np.stack([images.read(i) for i in range(N)])))
+    distribution = sd_like.network.encode((pixels + 1) / 2).latent_dist
+    decoded = sd_like.network.decode(distribution.mean).sample
+    assert decoded.quantile(0.01) < -0.9
+    write_edm2(tmp_path / "edm2", distribution, labels)
+    with pytest.raises(
+        ValueError, match=r"channel means 1\.\d\d from 0.* pixels in \[0, 1\] \(EDM2's own tool"
+    ):
+        import_latents(tmp_path / "edm2", sd_like, tmp_path / "c", False)
+    assert not (tmp_path / "c").exists()
