@@ -11,16 +11,25 @@ import tarfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
 from .images import decode_image, max_pixels
-from .sources import about_names, about_one_class, about_others, class_order, is_image, is_junk
+from .sources import (
+    about_names,
+    about_one_class,
+    about_others,
+    class_order,
+    is_image,
+    is_junk,
+    range_fingerprints,
+)
 
 
 @dataclass(frozen=True)
@@ -84,12 +93,29 @@ class ArchiveImages:
         return decode_image(io.BytesIO(data), self.name(index))
 
     def fingerprint(self) -> str:
-        """Changes when the archive is written again."""
+        """Changes with any member's name or content; a tar has no checksums, so when it is written again."""
         stat = self.path.stat()
-        digest = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns}\n".encode())
-        for member, label in zip(self.members, self.labels, strict=True):
-            digest.update(f"{member.name}\0{label}\0{member.size}\0{member.checksum}\n".encode())
-        return digest.hexdigest()
+        written = "" if self._has_checksums else f"{stat.st_size} {stat.st_mtime_ns}\n"
+        return hashlib.sha256(written.encode() + b"".join(map(b"".join, self._records))).hexdigest()
+
+    def file_fingerprints(self, ranges: Sequence[range]) -> dict[str, Any] | None:
+        """As `ImageFolder`'s, by a zip's checksums; None for a tar, whose sizes and times prove nothing."""
+        return range_fingerprints(self._records, ranges) if self._has_checksums else None
+
+    @property
+    def _has_checksums(self) -> bool:
+        return self.members[0].checksum is not None
+
+    @cached_property
+    def _records(self) -> list[tuple[bytes, bytes]]:
+        """Name and label of each member, then its length and checksum."""
+        return [
+            (
+                f"{m.name}\0{label}\0".encode("utf-8", "surrogateescape"),
+                f"{m.length}\0{m.checksum}\n".encode(),
+            )
+            for m, label in zip(self.members, self.labels, strict=True)
+        ]
 
 
 def open_archive(path: Path) -> ArchiveImages:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .. import runtime
 from . import shards
+from .archives import ArchiveImages
 from .arrays import ArrayImages, damaged_arrays
 from .autoencoder import Autoencoder, images_to_pixels
 from .images import center_crop
@@ -73,7 +74,7 @@ def encode(
         "latent_size": autoencoder.latent_size(image_size),
         "normalize_channels": normalize_channels,
     }
-    if isinstance(source, ImageFolder):
+    if isinstance(source, ImageFolder | ArchiveImages):
         settings["image_files"] = source.file_fingerprints(ranges)
     if process_index == 0:
         shards.begin(out, settings)

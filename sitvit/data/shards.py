@@ -24,7 +24,7 @@ from .latents import check_shard, map_safetensors, shard_name
 def begin(out: Path, settings: dict[str, Any]) -> None:
     """Write the settings, or check that those of an earlier run at `out` are the same.
 
-    Where only the content of some images changed, as `image_files` (of `ImageFolder`) tells, the
+    Where only the content of some images changed, as `image_files` (of a folder or zip) tells, the
     shards of these are deleted and told, unless the cache is finished.
 
     Raises:

@@ -91,12 +91,7 @@ class ImageFolder:
 
     def file_fingerprints(self, ranges: Sequence[range]) -> dict[str, Any]:
         """Of the names and labels of all images, and of the files in each range: which of them changed."""
-        names, _ = zip(*self._records, strict=True)
-        parts = [b"".join(map(b"".join, self._records[r.start : r.stop])) for r in ranges]
-        return {
-            "names": hashlib.sha256(b"".join(names)).hexdigest(),
-            "shards": [hashlib.sha256(part).hexdigest() for part in parts],
-        }
+        return range_fingerprints(self._records, ranges)
 
     @cached_property
     def _records(self) -> list[tuple[bytes, bytes]]:
@@ -107,6 +102,15 @@ class ImageFolder:
             name = os.fsencode(path.relative_to(self.folder).as_posix())
             records.append((name + f"\0{label}\0".encode(), f"{stat.st_size}\0{stat.st_mtime_ns}\n".encode()))
         return records
+
+
+def range_fingerprints(records: Sequence[tuple[bytes, bytes]], ranges: Sequence[range]) -> dict[str, Any]:
+    """Hashes of `records` (what an image is called, what tells its content): of all names, of each range."""
+    parts = [b"".join(map(b"".join, records[r.start : r.stop])) for r in ranges]
+    return {
+        "names": hashlib.sha256(b"".join(name for name, _ in records)).hexdigest(),
+        "shards": [hashlib.sha256(part).hexdigest() for part in parts],
+    }
 
 
 EMBEDDED: dict[str, Callable[[], ImageSource]] = {"fashion-mnist": embedded_fashion}

@@ -3,9 +3,12 @@
 import json
 import multiprocessing
 import random
+import shutil
 import subprocess
 import sys
+import tarfile
 import time
+import zipfile
 from dataclasses import replace
 
 import numpy as np
@@ -162,6 +165,50 @@ def test_after_a_repair_only_the_shards_of_its_images_are_encoded_again(
     (colours / NAMES[0] / "9.png").write_bytes(whole)
     with pytest.raises(ValueError, match="begun with other images|num_images"):
         encode_colours(colours, tmp_path / "c")
+
+
+def zip_of(folder, path):
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in sorted(folder.rglob("*.png")):
+            archive.write(file, file.relative_to(folder).as_posix())
+    return path
+
+
+def test_after_a_repair_in_a_zip_only_the_shards_of_its_images_are_encoded_again(
+    colours, tmp_path, small_shards, capsys
+):
+    """A zip's checksums tell which members changed, whatever became of the file's time."""
+    whole = (colours / "é" / "1.png").read_bytes()
+    (colours / "é" / "1.png").write_bytes(b"")  # image 34, of the last shard
+    packed = zip_of(colours, tmp_path / "x.zip")
+    with pytest.raises(ValueError, match=r"x.zip/é/1.png cannot be read"):
+        encode_colours(packed, tmp_path / "c")
+    before = {name: (tmp_path / "c" / name).stat().st_mtime_ns for name in content(tmp_path / "c")}
+    assert len(before) == 3
+    (colours / "é" / "1.png").write_bytes(whole)
+    Image.new("RGB", (64, 64), (0, 80, 7)).save(colours / NAMES[0] / "0.png")  # image 0, of the first
+    cache = encode_colours(zip_of(colours, packed), tmp_path / "c")
+    assert "images of shard_00000.safetensors, shard_00003.safetensors were" in capsys.readouterr().out
+    after = {name: (tmp_path / "c" / name).stat().st_mtime_ns for name in before}
+    assert [name for name in before if before[name] != after[name]] == ["shard_00000.safetensors"]
+    assert [round(value) for value in colour_of(cache, 0).tolist()] == [0, 80, 7]
+    cache.verify()
+    encode_colours(zip_of(colours, packed), tmp_path / "c")
+    assert "37 images are encoded already" in capsys.readouterr().out
+
+
+def test_a_tar_that_was_written_again_is_other_images(colours, tmp_path, small_shards):
+    def packed():
+        with tarfile.open(tmp_path / "x.tar", "w") as archive:
+            archive.add(colours, "photos")
+        return tmp_path / "x.tar"
+
+    (colours / "é" / "1.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"é/1.png cannot be read"):
+        encode_colours(packed(), tmp_path / "c")
+    shutil.copy(colours / "é" / "2.png", colours / "é" / "1.png")
+    with pytest.raises(ValueError, match="begun with other images"):
+        encode_colours(packed(), tmp_path / "c")
 
 
 def test_the_check_lists_every_bad_file_and_fails(colours, tmp_path):
