@@ -47,10 +47,8 @@ def train(
         while trainer.step < last:
             try:
                 row = trainer.advance(stop.requested or time.monotonic() >= deadline)
-            except UnreadableImage:  # on one process of several, the others cannot know of it
-                alone = trainer.handle.num_processes == 1
-                if alone and trainer.step and not trainer.is_saved() and trainer.read():
-                    trainer.save()
+            except UnreadableImage:
+                trainer.save_done()
                 raise
             bar.update(trainer.step - bar.n)
             for hook in hooks:

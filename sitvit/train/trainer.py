@@ -7,13 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from .. import runtime
 from ..config import Config, TrainConfig, dump_config
 from ..data.latents import Latents
-from ..data.stream import TrainingStream
+from ..data.live import LiveLatents, UnreadableImage
+from ..data.stream import TrainingBatch, TrainingStream
 from .checkpoint import WEIGHTS, Checkpoint, latest_checkpoint, prune_checkpoints, save_checkpoint
 from .compilation import compile_checked
 from .ema import averages
@@ -123,6 +125,7 @@ class Trainer:
                     continue
                 average.load(previous.tensors(f"{name}/{WEIGHTS}"))
         self.step: int = record.get("step", 0)
+        self._saved_step = self.step
         self.shift: int = record.get("stream_shift", 0)
         self.num_nonfinite: int = record.get("num_nonfinite", 0)
         self.window: list[float] = record.get("losses_since_log", [])
@@ -146,13 +149,14 @@ class Trainer:
 
         Raises:
             ValueError: a loss or gradient was not finite; the weights are those before that step.
+            UnreadableImage: this step's images cannot be read, on all processes together; nothing was done.
         """
         settings = self.settings
         figures = training_step(
             self.handle,
             self.wrapped,
             self.optimizer,
-            self.stream.batch(self.step + self.shift, self.positions),
+            self._batch(),
             self.objective,
             self.times,
             self.rate(self.step),
@@ -170,6 +174,22 @@ class Trainer:
         if self.step % settings.log_every or not self.read() or not self.window:
             return None
         return self._row()
+
+    def _batch(self) -> TrainingBatch:
+        """This process's slice of the step; UnreadableImage on all of them where one cannot read its own."""
+        error: UnreadableImage | None = None
+        try:
+            batch = self.stream.batch(self.step + self.shift, self.positions)
+        except UnreadableImage as unreadable:
+            error = unreadable
+        # A cache was checked before the first step; of images, all processes ask each other before each.
+        if isinstance(self.cache, LiveLatents) and self.handle.num_processes > 1:
+            bad = torch.tensor(float(error is not None), device=self.handle.device)
+            if self.handle.reduce(bad, "sum").item() and error is None:
+                error = UnreadableImage("another process came to an image that cannot be read, and names it")
+        if error is not None:
+            raise error
+        return batch
 
     def rate(self, step: int) -> float:
         """The learning rate of step `step`, from 0."""
@@ -245,12 +265,13 @@ class Trainer:
                 self._details(),
             )
             prune_checkpoints(self.run, self.settings.keep_checkpoints, self.settings.keep_every)
+        self._saved_step = self.step
         self.handle.wait_for_everyone()
 
-    def is_saved(self) -> bool:
-        """Whether there is a checkpoint of this step."""
-        newest = latest_checkpoint(self.run)
-        return newest is not None and newest.step == self.step
+    def save_done(self) -> None:
+        """Save the steps that no checkpoint holds yet; all processes call it together."""
+        if self.step != self._saved_step and self.read():
+            self.save()
 
     def save_snapshot(self) -> None:
         """Write the power-function averages of this step, of which `reconstruct` makes others."""

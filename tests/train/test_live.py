@@ -17,6 +17,9 @@ from sitvit.data.stream import TrainingStream
 from sitvit.train.checkpoint import find_checkpoint
 from sitvit.train.loop import train
 
+from ..conftest import run_script
+from ..test_chain import TORCHRUN
+
 LIVE = """
 run: {run}
 model: {{name: SiT-S/2, hidden_size: 32, depth: 2, num_heads: 2}}
@@ -102,6 +105,28 @@ def test_an_image_that_cannot_be_read_costs_no_step_that_was_done(photos, tmp_pa
     train(live_config(tmp_path, photos, "run"), accept_changes=True)
     train(live_config(tmp_path, photos, "whole"))
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_two_processes_save_what_was_done_when_one_comes_to_an_image_that_cannot_be_read(photos, tmp_path):
+    live = LiveLatents(str(photos), "fashion-autoencoder", 32, "cpu")
+    stream = TrainingStream(live, 0, 8, True, 0.1, len(live.class_names))
+    bad = live.source.paths[int(stream.batch(2, range(8)).ids[6])]  # of the second process's half
+    good = bad.read_bytes()
+    bad.write_bytes(b"")
+    live_config(tmp_path, photos, "run")
+    command = ("train_sit", "--config", tmp_path / "live.yaml")
+    done = run_script(*command, cwd=tmp_path, launcher=TORCHRUN)
+    assert done.returncode != 0
+    assert f"[process 1] error: {bad} cannot be read as an image" in done.stderr
+    assert "error: another process came to an image that cannot be read, and names it" in done.stderr
+    assert find_checkpoint(str(tmp_path / "run")).step == 2
+    bad.write_bytes(good)
+    done = run_script(*command, "--accept-changes", cwd=tmp_path, launcher=TORCHRUN)
+    assert done.returncode == 0, done.stderr
+    train(live_config(tmp_path, photos, "whole"))
+    # one process adds the two halves in another order, in float32
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
 
 
 def test_images_are_read_ahead_once(photos, monkeypatch):
