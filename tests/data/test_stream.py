@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from sitvit.bench.data import anonymous_memory, synthetic_cache
+from sitvit.config import TrainConfig
 from sitvit.data.autoencoder import latents_of_moments
 from sitvit.data.stream import SAMPLING, TRAINING, Slices, TrainingStream, generator
+from sitvit.train.trainer import _share
+
+START = "fork" if sys.platform == "linux" else "spawn"
+"""How workers start where nothing turns on it: a fork takes no seconds."""
 
 
 def stream(cache, **changes):
@@ -143,20 +148,27 @@ def test_the_first_three_epochs_hold_each_image_three_times_in_three_orders(tabl
     assert len(ids.unique(dim=0)) == EPOCHS
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("num_processes", [1, 2, 4])
-def test_the_table_is_the_same_for_any_processes_and_accumulation(
-    thirty_seven, table, num_processes, accumulation
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("num_processes", "accumulation"), [(1, 1), (1, 4), (2, 1), (2, 4), (4, 1), (4, 2)]
+)  # four processes have two positions each, which cannot be cut in four
+def test_the_table_is_the_same_for_any_processes_workers_and_accumulation(
+    thirty_seven, table, num_processes, accumulation, num_workers
 ):
-    """Process p's part k of a step is a slice of its slice; 8 positions cut in 16 would be empty."""
-    parts = min(num_processes * accumulation, BATCH)
-    size = BATCH // parts
-    ran = [stream(thirty_seven, batch_size=BATCH, flip=False) for _ in range(num_processes)]
+    """Each process reads its share of every step, in workers of its own, and cuts it as training does."""
+    micro = BATCH // num_processes // accumulation
+    settings = TrainConfig(num_steps=STEPS, batch_size=BATCH, micro_batch_size=micro)
+    start = {"multiprocessing_context": START} if num_workers else {}
+    columns = []
+    for process in range(num_processes):
+        share = _share(settings, num_processes, process)
+        steps = Slices(stream(thirty_seven, batch_size=BATCH, flip=False), share, STEPS)
+        batches = list(DataLoader(steps, batch_size=None, num_workers=num_workers, **start))
+        assert {len(batch.parts(micro)) for batch in batches} == {accumulation}
+        columns.append([[tensors(part) for part in batch.parts(micro)] for batch in batches])
     for step, expected in enumerate(table):
-        slices = [
-            tensors(ran[k % num_processes].batch(step, range(k * size, (k + 1) * size))) for k in range(parts)
-        ]
-        assert equal([torch.cat(column) for column in zip(*slices, strict=True)], expected)
+        parts = [part for column in columns for part in column[step]]
+        assert equal([torch.cat(tensor) for tensor in zip(*parts, strict=True)], expected)
 
 
 @settings(max_examples=10, deadline=None)
