@@ -44,14 +44,26 @@ def begin(out: Path, settings: dict[str, Any]) -> None:
                 f"{out} was begun with other images: files in {settings['images']} were added, removed or "
                 "written since; choose another --out, or delete that folder"
             )
-        if found.get(key) != value and key not in ("images_fingerprint", "image_files"):
-            raise ValueError(
-                f"{out} holds latents made with {key} = {_short(found.get(key))}, not {_short(value)}; "
-                "choose another --out, or delete that folder"
-            )
-
+        if key not in ("images_fingerprint", "image_files"):
+            old, new = _differing(found.get(key), value)
+            if old != new:
+                raise ValueError(
+                    f"{out} holds latents made with {key} = {_short(old)}, not {_short(new)}; choose another "
+                    "--out, or delete that folder"
+                )
     if changed:
-        _forget(out, changed, settings)
+        _forget(out, changed)
+    if found != settings and not (out / "manifest.json").exists():
+        runtime.write_json(path, settings)
+
+
+def _differing(old: object, new: object) -> tuple[object, object]:
+    """Two settings; of two autoencoders only where they differ, as one may lie in two folders."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return old, new
+    keys = [key for key in new if key != "name" and old.get(key) != new[key]]
+    names = ["name"] if keys else []
+    return {key: old.get(key) for key in names + keys}, {key: new[key] for key in names + keys}
 
 
 def _changed_shards(found: dict[str, Any], settings: dict[str, Any]) -> list[int] | None:
@@ -63,7 +75,7 @@ def _changed_shards(found: dict[str, Any], settings: dict[str, Any]) -> list[int
     return [i for i, (old, new) in enumerate(pairs) if old != new]
 
 
-def _forget(out: Path, numbers: list[int], settings: dict[str, Any]) -> None:
+def _forget(out: Path, numbers: list[int]) -> None:
     names = ", ".join(shard_name(i) for i in numbers[:5]) + (", ..." if len(numbers) > 5 else "")
     if (out / "manifest.json").exists():
         raise ValueError(
@@ -73,7 +85,6 @@ def _forget(out: Path, numbers: list[int], settings: dict[str, Any]) -> None:
     runtime.say(f"images of {names} were written since {out} was begun; these are encoded again")
     for i in numbers:
         (out / shard_name(i)).unlink(missing_ok=True)
-    runtime.write_json(out / "settings.json", settings)
 
 
 def unfinished(

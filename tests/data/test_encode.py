@@ -433,7 +433,7 @@ def test_encoding_that_is_killed_at_random_moments_ends_as_one_that_is_not(tmp_p
         process = subprocess.Popen([*command, cut], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert process.stdout is not None
         process.stdout.readline()
-        time.sleep(draw.uniform(0, 1 / rounds))
+        time.sleep(draw.uniform(0, 2 / rounds))  # two seconds in all, longer than it takes
         process.kill()
         process.wait()
         process.stdout.close()

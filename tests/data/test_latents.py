@@ -128,8 +128,27 @@ def test_another_autoencoder_and_other_images_are_refused(images, autoencoder, t
     with pytest.raises(ValueError, match="begun with other images"):
         make(FirstImages(images.source, 63), autoencoder, tmp_path / "c")
     new_autoencoder(32, [8, 8, 8], 4, 4, seed=1).save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match="autoencoder = "):
+    with pytest.raises(
+        ValueError, match=r'autoencoder = {"name": "fash.*", "sha256": "8.*", "scal'
+    ) as caught:
         make(images, Autoencoder(str(tmp_path / "other"), "cpu"), tmp_path / "c")
+    assert "downsampling" not in str(caught.value)  # which is the same
+
+
+def test_an_autoencoder_that_was_moved_to_another_folder_continues_its_cache(images, tmp_path, capsys):
+    """Its weights say which it is, and not its name; the settings then say where it lies now."""
+    new_autoencoder(32, [8, 8, 8], 4, 4, seed=1).save_pretrained(tmp_path / "here")
+    with pytest.raises(KeyboardInterrupt):
+        make(Dies(images, 35), Autoencoder(str(tmp_path / "here"), "cpu"), tmp_path / "c")
+    done = content(tmp_path / "c")
+    (tmp_path / "here").rename(tmp_path / "there")
+    moved = Autoencoder(str(tmp_path / "there"), "cpu")
+    cache = make(Dies(images, 64 - 10 * len(done)), moved, tmp_path / "c")
+    assert cache.autoencoder.name == str(tmp_path / "there")
+    cache.verify()
+    (tmp_path / "there").rename(tmp_path / "here")
+    make(images, Autoencoder(str(tmp_path / "here"), "cpu"), tmp_path / "c").verify()
+    assert "64 images are encoded already" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("damage", ["half", "empty", "gone"])
