@@ -1,28 +1,69 @@
 """The comparisons that ship: each is legal, and its header states its cost as geometry has it."""
 
-import os
+import itertools
+import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
-from sitvit.compare.budget import budget
-from sitvit.compare.cells import cells_of
+from sitvit import cli
 from sitvit.compare.settings import ComparisonConfig
-from sitvit.config import load_config
+from sitvit.config import Config, load_config
+from sitvit.train.plan import plan
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted((ROOT / "configs/compare").glob("*.yaml"))
+DRY_RUN = re.compile(r"cells: (\S+) H100-hours.*\((\S+) FLOP of training, (\S+) of evaluation\), (\S+) GB")
+EMBEDDED = {
+    "num_latents": 10_000,
+    "class_names": [str(label) for label in range(10)],
+    "latent_size": 8,
+    "autoencoder": {"name": "the embedded one", "latent_channels": 4},
+}  # what the plan of a demo's run reads of runs/demo/latents
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A fresh one, where nothing was run: only the demo's latents are there, by their manifest."""
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    (tmp_path / "runs/demo/latents").mkdir(parents=True)
+    (tmp_path / "runs/demo/latents/manifest.json").write_text(json.dumps(EMBEDDED))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_headers_state_what_paper_command_and_the_cost_of_the_geometry(path, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_headers_state_what_paper_command_and_the_cost_that_the_dry_run_says(path, checkout, capsys):
     text = path.read_text()
     assert all(f"# {word}:" in text for word in ("What", "Paper", "Command", "Cost"))
     assert f"--config configs/compare/{path.name}" in text
-    comparison = load_config(path, [], ComparisonConfig)
-    found = budget(cells_of(comparison))
-    if path.stem != "demo":  # whose cost is of a CPU
-        assert f"{found.gpu_hours:,.0f} H100-hours" in text
-    assert f"{found.disk_bytes / 1e9:,.0f} GB" in text
-    assert os.path.commonpath([comparison.out, "runs"]) == "runs"
+    cli.compare(["--config", f"configs/compare/{path.name}", "--dry-run"])
+    found = DRY_RUN.search(capsys.readouterr().out)
+    assert found is not None
+    hours, training, evaluating, disk = (float(number.replace(",", "")) for number in found.groups())
+    cost = next(line for line in text.splitlines() if line.startswith("# Cost:"))
+    if path.stem.startswith("demo"):  # hours of a CPU are no matter of geometry
+        stated = re.search(r" (\S+) FLOP, (\S+) GB$", cost)
+        assert stated is not None
+        assert float(stated[1]) == pytest.approx(training + evaluating, rel=1e-2)  # three digits
+        assert float(stated[2]) == disk
+    else:
+        assert f" {hours:,.0f} H100-hours at 25% of bf16 peak; {disk:,.0f} GB" in cost
+    assert [found.name for found in (checkout / "runs").iterdir()] == ["demo"], "a dry run made something"
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"), [("ladder", "sit_vit5_b"), ("demo_ladder", "demo_sit_vit5")], ids=str
+)
+def test_a_ladder_adds_one_part_a_rung_and_ends_at_vit5(name, whole, checkout):
+    comparison = load_config(Path(f"configs/compare/{name}.yaml"), [], ComparisonConfig)
+    runs = [comparison.run_config(arm, 0) for arm in comparison.parsed_arms()]
+    rungs = [run.model_arguments() for run in runs]
+    for below, above in itertools.pairwise(rungs):
+        assert len([key for key in above if below[key] != above[key]]) == 1
+    end = load_config(Path(f"configs/{whole}.yaml"), comparison.overrides, Config)
+    assert rungs[-1] == end.model_arguments()
+    assert plan(runs[-1], 1).geometry == plan(end, 1).geometry
+    assert comparison.pairs() == list(itertools.pairwise(arm.name for arm in comparison.parsed_arms()))
