@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "sitvit"
-ORDER = ["data", "train", "generate", "eval", "report", "compare"]
+ORDER = ["data", "train", "generate", "eval", "analyze", "report", "compare"]
 FREE = {"models": set(), "flow": set()}
 SHARED = {"runtime", "config"}  # machine and experiment files, for everything right of models and flow
 OWNERS = {
@@ -18,7 +18,7 @@ OWNERS = {
     "torchvision": set(),
     "torchdiffeq": {"flow/ode.py"},
     "accelerate": {"runtime.py", "train/"},
-    "matplotlib": {"report/figures.py"},
+    "matplotlib": {"report/figures.py", "report/analysis.py"},
     "PIL": {"data/images.py", "generate/samples.py"},
     "datasets": {"data/hub.py"},
     "diffusers": {"data/autoencoder.py", "models/", "generate/pipeline.py"},
@@ -127,7 +127,7 @@ from pathlib import Path
 from sitvit import cli
 from sitvit.config import Config, load_config
 verbs = [cli.train_sit, cli.sample, cli.evaluate, cli.encode_latents, cli.report, cli.fetch_data, cli.compare]
-for verb in [*verbs, cli.geometry]:
+for verb in [*verbs, cli.geometry, cli.analyze]:
     try:
         verb(["--help"])
     except SystemExit:

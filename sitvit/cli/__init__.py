@@ -1,5 +1,6 @@
 """The verbs, as `scripts/` call them: parse, check, hand over. Heavy imports wait until they are needed."""
 
+from .analyze import analyze
 from .bench import bench
 from .compare import compare
 from .data import encode_latents, fetch_data
@@ -10,6 +11,7 @@ from .models import geometry, import_checkpoint
 from .train import reconstruct_average, train_autoencoder, train_classifier, train_sit
 
 __all__ = [
+    "analyze",
     "bench",
     "compare",
     "encode_latents",

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 from .autoencoder import latents_of_moments
 from .latents import Latents, check_shared_memory
 
-PERMUTATION, TRAINING, SAMPLING, LABELS = range(4)
+PERMUTATION, TRAINING, SAMPLING, LABELS, ANALYSIS = range(5)
 """Purposes: the second word of the key, so that no two uses of one seed share a draw."""
 
 

@@ -99,12 +99,14 @@ def open_trained(
     step: int | None = None,
     autoencoder: str | None = None,
     family: str | None = None,
+    latents_of: AutoencoderIdentity | None = None,
 ) -> Trained:
     """What lies at `where`; None is the newest run under runs/.
 
     `weights` is "ema", "model" or a full name, by default the average; `step` chooses a checkpoint of a run;
     `autoencoder` says where the autoencoder lies now, or which it is where nothing recorded it; `family` is
-    "SiT" or "DiT" where an official file does not tell.
+    "SiT" or "DiT" where an official file does not tell; `latents_of` is the autoencoder of a network alone,
+    where it is known and need not be opened.
 
     Raises:
         ValueError: nothing loadable there, unsafe, damaged or not fitting, naming what.
@@ -120,7 +122,7 @@ def open_trained(
         find_checkpoint(str(path))  # says what it is not
     if step is not None:
         raise ValueError(f"a step is one of a run's; {path} is not a run")
-    return _from_elsewhere(path, weights, autoencoder, family)
+    return _from_elsewhere(path, weights, autoencoder, family, latents_of)
 
 
 def of_checkpoint(
@@ -180,7 +182,13 @@ def _of_step(found: Checkpoint, step: int) -> Checkpoint:
     return open_checkpoint(folders[step])
 
 
-def _from_elsewhere(path: Path, weights: str | None, autoencoder: str | None, family: str | None) -> Trained:
+def _from_elsewhere(
+    path: Path,
+    weights: str | None,
+    autoencoder: str | None,
+    family: str | None,
+    latents_of: AutoencoderIdentity | None,
+) -> Trained:
     index = (
         runtime.read_record(path / "model_index.json", []) if (path / "model_index.json").is_file() else {}
     )
@@ -198,9 +206,9 @@ def _from_elsewhere(path: Path, weights: str | None, autoencoder: str | None, fa
         runtime.say(f"{path} does not say what it predicts: taken for a velocity on the linear path")
     named = autoencoder or ("pixels" if ours and index.get("vae", [None])[0] is None else None)
     vae = path / "vae"
-    if named is None and not vae.is_dir():
+    if latents_of is None and named is None and not vae.is_dir():
         raise ValueError(f"{path} does not say which autoencoder its latents are of: give --autoencoder")
-    identity = Autoencoder(named or str(vae), "cpu").identity
+    identity = latents_of or Autoencoder(named or str(vae), "cpu").identity
     if ours:
         identity = replace(identity, channel_mean=index["channel_mean"], channel_std=index["channel_std"])
     if identity.latent_channels != network.in_channels:

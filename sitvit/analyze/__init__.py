@@ -1,0 +1,1 @@
+"""What a trained network has learnt: linear probes, attention, token norms, gates."""
