@@ -91,6 +91,7 @@ def write_report(folders: list[Path], out: Path, figures_prefix: str | None) -> 
             save_figure(path, partial(grid_figure, made, grid_title(run, made)))
             sections.append(f"<h2>{text(run.name)}</h2>{image(path)}{_how(made)}")
             written.append(path)
+        sections += _analysis(run)
     if figures_prefix:
         written += _export(runs, curves, figures_prefix)
     body = [
@@ -199,6 +200,18 @@ def _numbers(metrics: dict[str, Any]) -> list[str]:
 
 def _how(made: Samples) -> str:
     return f"<p class='note'><code>{text(made.record['command'])}</code></p>"
+
+
+def _analysis(run: Run) -> list[str]:
+    """The figures that scripts/analyze.py left in RUN/analysis, and of which weights they are."""
+    folder = run.folder / "analysis"
+    pictures = [image(path) for path in sorted(folder.glob("*.png"))]
+    if not pictures:
+        return []
+    found = runtime.read_record(folder / "analysis.json", ["networks", "command"])
+    of = ", ".join(f"{told['weights']} at step {told['step']}" for told in found["networks"].values())
+    how = f"<p class='note'><code>{text(found['command'])}</code></p>"
+    return [f"<h2>Inside {text(run.name)}: {text(of)}</h2>", *pictures, how]
 
 
 def _stages(runs: list[Run]) -> str:

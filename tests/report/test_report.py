@@ -7,6 +7,7 @@ import shutil
 import pytest
 from PIL import Image
 
+from sitvit import cli
 from sitvit.data import sources as image_sources
 from sitvit.eval.evaluate import evaluate
 from sitvit.eval.settings import EvaluationConfig
@@ -45,6 +46,16 @@ def test_the_page_is_self_contained_and_shows_each_number_and_picture(run, tmp_p
     assert "<b>" not in page
     assert "FID" in page  # only to say that it is not
     assert "not FID" in page
+
+
+def test_an_analysis_beside_the_run_is_shown_with_the_weights_that_it_is_of(run, tmp_path):
+    cli.analyze(
+        [str(run), "--num-images", "8", "--times", "0.5", "--step", "3", "--out", str(run / "analysis")]
+    )
+    page = write_report([run], tmp_path / "report.html", None)[0].read_text()
+    for name in ("probe", "attention_distance", "attention_maps", "token_norms", "gates"):
+        assert f"alt='{name}'" in page
+    assert "ema_0.9 at step 3" in page
 
 
 def test_the_exported_grid_is_the_guided_one_with_the_json_that_reproduces_it(run, tmp_path):
