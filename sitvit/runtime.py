@@ -167,17 +167,32 @@ def accelerator(precision: str = "fp32", tf32: bool = False) -> Accelerator:
             "train.precision (fp32 or bf16), and leave --mixed_precision away"
         )
     AcceleratorState._reset_state()  # of an earlier run in this process, perhaps of another precision
-    handle = Accelerator(cpu=_on_cpu(), mixed_precision=wanted)
+    with _without_variable(SHARDING):  # accelerate joins the processes; `train.sharding` cuts the weights
+        handle = Accelerator(cpu=_on_cpu(), mixed_precision=wanted)
     check_process_count(handle.num_processes)
-    if "FSDP" in str(handle.distributed_type):
-        raise ValueError(
-            "sharded weights (FSDP) are not supported: averages and checkpoints need whole tensors; start it "
-            "with configs/accelerate/eight_gpus.yaml or multi_node.yaml"
-        )
     if handle.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
     return handle
+
+
+SHARDING = "ACCELERATE_USE_FSDP"
+"""What accelerate's launcher sets where it is asked for sharded weights."""
+
+
+def shards_weights() -> bool:
+    """Whether the launcher asks for weights that are cut over several processes."""
+    return os.environ.get(SHARDING, "").lower() == "true" and launched_processes() > 1
+
+
+@contextlib.contextmanager
+def _without_variable(name: str) -> Iterator[None]:
+    value = os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ[name] = value
 
 
 def check_process_count(num_processes: int) -> None:
@@ -204,6 +219,13 @@ def check_launcher() -> None:
                 f"{launched}: each would train alone. Start it with accelerate launch or torchrun, one task "
                 "a machine (configs/slurm/train.sbatch)"
             )
+    if shards_weights() and environment.get("FSDP_VERSION") != "2":
+        raise ValueError(
+            f"the launcher asks for FSDP {environment.get('FSDP_VERSION', '1')}; only FSDP2 is supported: "
+            "set fsdp_version: 2, as configs/accelerate/fsdp2.yaml does"
+        )
+    if shards_weights() and environment.get("FSDP_OFFLOAD_PARAMS", "").lower() == "true":
+        raise ValueError("the launcher asks to offload weights (fsdp_offload_params), which is not supported")
     wanted_more = "MASTER_PORT" in environment and "ACCELERATE_MIXED_PRECISION" in environment
     if wanted_more and "WORLD_SIZE" not in environment:
         raise ValueError(

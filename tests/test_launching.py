@@ -19,7 +19,7 @@ def test_accelerate_reads_each_launcher_file_and_leaves_the_precision_to_the_exp
     from accelerate.commands.config.config_args import load_config_from_file
 
     read = load_config_from_file(str(path))
-    gpus = {"one_gpu": (1, 1), "eight_gpus": (1, 8), "multi_node": (2, 16)}
+    gpus = {"one_gpu": (1, 1), "eight_gpus": (1, 8), "multi_node": (2, 16), "fsdp2": (1, 8)}
     assert (read.num_machines, read.num_processes) == gpus[path.stem]
     assert read.mixed_precision == "no"
     assert path.read_text("utf-8").startswith("# ")

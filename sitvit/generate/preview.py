@@ -37,25 +37,26 @@ class Preview:
         every = trainer.settings.preview_every
         if not every or trainer.step % every:
             return
-        if trainer.handle.is_main_process:
-            try:
-                write_preview(trainer)
-            except (ValueError, OSError, FloatingPointError) as error:
-                runtime.say(f"no preview of step {trainer.step}: {error}")
+        with beside_training():
+            trained = of_trainer(trainer)
+            if trainer.handle.is_main_process:
+                try:
+                    write_preview(trainer, trained)
+                except (ValueError, OSError, FloatingPointError) as error:
+                    runtime.say(f"no preview of step {trainer.step}: {error}")
         trainer.handle.wait_for_everyone()
 
 
-def write_preview(trainer: Trainer) -> Path:
-    """Draw the preview of the step that `trainer` is at; returns its file.
+def write_preview(trainer: Trainer, trained: Trained) -> Path:
+    """Draw the preview of the step that `trainer` is at, of its weights `trained`; returns its file.
 
     Raises:
         ValueError: the autoencoder is not there, or another.
         FloatingPointError: the images are not finite.
         OSError: the disk cannot be written.
     """
-    with beside_training():
-        job = preview_job(of_trainer(trainer), trainer.handle.device)
-        images = job.batch(range(job.num_images))
+    job = preview_job(trained, trainer.handle.device)
+    images = job.batch(range(job.num_images))
     path = trainer.run / "previews" / f"step_{trainer.step:07d}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_image(path, grid_of(images, COLUMNS))

@@ -150,12 +150,12 @@ def of_checkpoint(
 def of_trainer(trainer: Trainer, weights: str | None = None) -> Trained:
     """A copy of the average called `weights` as it is now in a run, by default the first.
 
-    `weights_sha256` is of the tensors (`sha256_of_weights`), not of a checkpoint's file. It draws from
-    torch's generators: see `preview.beside_training`.
+    `weights_sha256` is of the tensors (`sha256_of_weights`), not of a checkpoint's file. All processes
+    call it together. It draws from torch's generators: see `preview.beside_training`.
     """
     name = weights or next(iter(trainer.averages))
     network: Any = type(trainer.model).from_config(trainer.model.config)
-    network.load_state_dict(trainer.averages[name].state, strict=True)
+    network.load_state_dict(trainer.whole_weights(name), strict=True)
     cache, settings = trainer.cache, trainer.settings
     return Trained(
         network=network.eval(),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .preparation import Network
+from .sharding import cut, whole
 
 TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
 """Of losses and gradient norm, relative: rounding in another order, and bf16's 8 bits of mantissa."""
@@ -35,7 +36,7 @@ def compile_checked(model: Network, how: str, losses: Callable[[], Tensor], prec
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.add_(0.02 * noise.to(parameter))
+            parameter.add_(cut(0.02 * noise.to(parameter.device, parameter.dtype), parameter))
     eager = _figures(model, losses)
     compile_network(model, how)
     compiled = _figures(model, losses)
@@ -55,7 +56,7 @@ def _figures(model: nn.Module, losses: Callable[[], Tensor]) -> Tensor:
     values = losses()
     values.mean().backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    norm = torch.stack([gradient.float().norm() for gradient in gradients]).norm()
+    norm = whole({"": torch.stack([gradient.float().norm() for gradient in gradients]).norm()})[""]
     for parameter in model.parameters():
         parameter.grad = None
-    return torch.cat([values.detach().float(), norm[None]])
+    return torch.cat([values.detach().float(), norm.to(values)[None]])

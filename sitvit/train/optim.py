@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from .sharding import cut, whole
+
 
 def learning_rate(
     step: int,
@@ -67,13 +69,17 @@ def _groups(model: nn.Module) -> tuple[list[str], list[str]]:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Tensor]:
-    """The optimizer's state as named tensors: `exp_avg.blocks.0....`, `step.blocks.0....`."""
+    """The optimizer's state as named tensors: `exp_avg.blocks.0....`, `step.blocks.0....`.
+
+    Of a sharded network they are gathered: all processes call it together.
+    """
     states = optimizer.state_dict()["state"]
-    return {
-        f"{key}.{names[index]}": value.detach().cpu().contiguous()
+    cut_or_not = {
+        f"{key}.{names[index]}": value.detach()
         for index, state in states.items()
         for key, value in state.items()
     }
+    return {name: value.cpu().contiguous() for name, value in whole(cut_or_not).items()}
 
 
 def load_optimizer_tensors(
@@ -81,6 +87,10 @@ def load_optimizer_tensors(
 ) -> None:
     """Put the tensors of `optimizer_tensors` back, bit for bit."""
     keys = sorted({name.split(".", 1)[0] for name in tensors})
-    states = {index: {key: tensors[f"{key}.{name}"] for key in keys} for index, name in enumerate(names)}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    states = {
+        index: {key: cut(tensors[f"{key}.{name}"], like=parameters[index]) for key in keys}
+        for index, name in enumerate(names)
+    }
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": states, "param_groups": groups})

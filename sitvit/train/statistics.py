@@ -27,21 +27,24 @@ class Statistics:
     def __call__(self, trainer: Trainer, row: Row | None) -> None:
         """Measure, where this step is one that measures, on a copy of the network."""
         every = trainer.settings.statistics_every
-        if not every or row is None or trainer.step % every or not trainer.handle.is_main_process:
+        if not every or row is None or trainer.step % every:
+            return
+        weights = trainer.whole_weights()
+        if not trainer.handle.is_main_process:
             return
         positions = trainer.positions[:SAMPLES]
         batch = trainer.stream.batch(trainer.step - 1 + trainer.shift, positions).to(trainer.handle.device)
-        network = _copy(trainer)
+        network = _copy(trainer, weights)
         row.update(
             block_statistics(network, lambda: sample_losses(network, batch, trainer.objective, trainer.times))
         )
 
 
-def _copy(trainer: Trainer) -> Any:
+def _copy(trainer: Trainer, weights: dict[str, Tensor]) -> Any:
     """The network without its compiled code, its wrappers and autocast."""
     with torch.random.fork_rng():
         network: Any = type(trainer.model).from_config(trainer.model.config)
-    network.load_state_dict(trainer.model.state_dict())
+    network.load_state_dict(weights)
     return network.to(trainer.handle.device).eval()
 
 

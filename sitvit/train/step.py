@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ..data.stream import TrainingBatch
 from ..flow.times import TimeDistribution
+from .sharding import whole
 
 
 class Loss(Protocol):
@@ -110,6 +111,7 @@ def training_step(
     limit = math.inf if clip_grad_norm is None else clip_grad_norm
     norm = handle.clip_grad_norm_(model.parameters(), limit)
     assert isinstance(norm, Tensor)
+    norm = whole({"": norm})[""]
     figures = torch.stack([loss, norm.to(loss), loss.new_full((), float(stop))])
     figures = handle.reduce(figures, "mean")
     # Fused AdamW reads this on the device, and leaves weights, moments and its step count as they are.

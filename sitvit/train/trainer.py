@@ -30,6 +30,7 @@ from .optim import (
 )
 from .preparation import Network, objective_and_times
 from .reconstruct import delete_later_snapshots
+from .sharding import cut_as, is_sharded, shard, whole
 from .step import Figures, LateReading, sample_losses, training_step
 
 Row = dict[str, Any]
@@ -94,10 +95,13 @@ class Trainer:
         model.gradient_checkpointing = settings.gradient_checkpointing
         self.names = trainable_names(model)
         betas = (settings.beta_1, settings.beta_2)
-        self.optimizer = make_optimizer(model, settings.lr, betas, settings.weight_decay)
         model.to(self.handle.device)
+        if runtime.shards_weights():
+            shard(model)
+        self.optimizer = make_optimizer(model, settings.lr, betas, settings.weight_decay)
         self.averages = averages(model, settings.ema_decays, settings.ema_widths)
-        self.wrapped, _ = self.handle.prepare(model, self.optimizer)
+        # Autocast, and DDP's copies where the weights are not cut.
+        self.wrapped = self.handle.prepare_model(model, evaluation_mode=is_sharded(model))
         self.wrapped.train()
 
     def _make_stream(self) -> TrainingStream:
@@ -116,14 +120,14 @@ class Trainer:
         record: dict[str, Any] = {}
         if previous is not None:
             record = previous.record
-            self.model.load_state_dict(previous.tensors(f"model/{WEIGHTS}"))
+            self.model.load_state_dict(cut_as(self.model, previous.tensors(f"model/{WEIGHTS}")))
             load_optimizer_tensors(self.optimizer, self.names, previous.tensors("optimizer.safetensors"))
             for name, average in self.averages.items():
                 if name not in previous.networks:
                     runtime.say(f"{previous.folder} has no {name}: it begins with the weights as they are")
                     average.load({key: value.float() for key, value in self.model.state_dict().items()})
                     continue
-                average.load(previous.tensors(f"{name}/{WEIGHTS}"))
+                average.load(cut_as(self.model, previous.tensors(f"{name}/{WEIGHTS}")))
         self.step: int = record.get("step", 0)
         self._saved_step = self.step
         self.shift: int = record.get("stream_shift", 0)
@@ -254,13 +258,15 @@ class Trainer:
 
     def save(self) -> None:
         """Write the checkpoint of this step, and delete the oldest; all processes call it together."""
+        networks = {"model": self.whole_weights()} | self._averages("ema_", "power_")
+        moments = optimizer_tensors(self.optimizer, self.names)
         if self.handle.is_main_process:
             save_checkpoint(
                 self.run / "checkpoints",
                 self.step,
                 self.model,
-                {"model": self.model.state_dict()} | self._averages("ema_", "power_"),
-                optimizer_tensors(self.optimizer, self.names),
+                networks,
+                moments,
                 dump_config(self.config),
                 self._details(),
             )
@@ -275,19 +281,26 @@ class Trainer:
 
     def save_snapshot(self) -> None:
         """Write the power-function averages of this step, of which `reconstruct` makes others."""
-        if self.handle.is_main_process and self.settings.ema_widths:
+        if not self.settings.ema_widths:
+            return
+        networks = self._averages("power_")
+        if self.handle.is_main_process:
             save_checkpoint(
                 self.run / "snapshots",
                 self.step,
                 self.model,
-                self._averages("power_"),
+                networks,
                 None,
                 dump_config(self.config),
                 self._details(),
             )
 
     def _averages(self, *prefixes: str) -> dict[str, dict[str, Tensor]]:
-        return {name: a.state for name, a in self.averages.items() if name.startswith(prefixes)}
+        return {name: whole(a.state) for name, a in self.averages.items() if name.startswith(prefixes)}
+
+    def whole_weights(self, name: str = "model") -> dict[str, Tensor]:
+        """The weights, or the average `name`, in full; all processes call it together."""
+        return whole(self.model.state_dict() if name == "model" else self.averages[name].state)
 
     def _details(self) -> dict[str, Any]:
         """What the checkpoint's record says beside step, versions and files."""

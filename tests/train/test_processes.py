@@ -1,0 +1,125 @@
+"""Two processes: a killed run continues bit for bit, and cut weights (FSDP2) change nothing but rounding."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sitvit import runtime
+from sitvit.train.checkpoint import find_checkpoint
+from sitvit.train.loop import train
+from sitvit.train.metrics import read_metrics
+
+from ..conftest import ROOT
+
+RECIPE = ["train.micro_batch_size=2", "train.clip_grad_norm=0.5", "train.ema_widths=[0.1]"]
+BF16 = [*RECIPE, "train.precision=bf16"]
+LONGER = [*RECIPE, "train.num_steps=8"]
+JOBS = [
+    [
+        {"run": "whole", "overrides": RECIPE},
+        {"run": "sharded", "overrides": RECIPE, "sharded": True},
+        {"run": "whole_bf16", "overrides": BF16},
+        {"run": "sharded_bf16", "overrides": BF16, "sharded": True},
+        {"run": "sharded_cut", "overrides": RECIPE, "sharded": True, "break_at": 4},
+        {"run": "cut", "overrides": RECIPE, "kill_at": 5},
+    ],
+    [
+        {"run": "cut", "overrides": RECIPE},
+        {"run": "sharded_cut", "overrides": RECIPE, "sharded": True},
+        {"run": "sharded", "overrides": LONGER},
+        {"run": "whole", "overrides": LONGER, "sharded": True},
+    ],
+]
+
+
+@pytest.fixture(scope="module")
+def runs(cache_folder, tmp_path_factory):
+    """A folder with the runs of `JOBS`, the second of which continues what the first left."""
+    folder = tmp_path_factory.mktemp("processes")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    environment = {
+        **os.environ,
+        "ACCELERATE_USE_CPU": "true",
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
+    for job in JOBS:
+        told = ["-m", "tests.train.trainings", str(cache_folder), json.dumps(job)]
+        done = subprocess.run(
+            [*launch, *told], cwd=folder, env=environment, capture_output=True, text=True, timeout=240,
+            check=False,
+        )  # fmt: skip
+        killed = any("kill_at" in each for each in job)
+        assert (done.returncode != 0) == killed, done.stdout + done.stderr
+        assert ("Signal 9" in done.stderr) == killed, done.stdout + done.stderr
+    return folder
+
+
+def state(run, step=6):
+    """Every tensor that was saved with `step`, by file and name."""
+    folder = run / "checkpoints" / f"step_{step:07d}"
+    files = sorted(folder.rglob("*.safetensors"))
+    return {f"{file.relative_to(folder)}:{k}": v for file in files for k, v in load_file(file).items()}
+
+
+def losses(run):
+    return [(row["step"], row["loss"], row["grad_norm"], row["lr"]) for row in read_metrics(run)]
+
+
+def assert_same_bits(a, b):
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+@pytest.mark.parametrize(("whole", "cut"), [("whole", "cut"), ("sharded", "sharded_cut")])
+def test_a_run_whose_processes_are_killed_continues_bit_for_bit(runs, whole, cut):
+    """kill -9 after step 5 (sharded: an exception after step 4), step 3 saved: all tensors and losses."""
+    assert_same_bits(state(runs / whole), state(runs / cut))
+    assert losses(runs / whole)[:3] == losses(runs / cut)
+
+
+@pytest.mark.parametrize(("whole", "sharded"), [("whole", "sharded"), ("whole_bf16", "sharded_bf16")])
+def test_a_sharded_run_loses_what_the_run_with_whole_weights_loses(runs, whole, sharded):
+    """Gradients of two processes are one sum of two terms either way; norms are summed in another order."""
+    for a, b in zip(losses(runs / whole), losses(runs / sharded), strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+    a, b = state(runs / whole), state(runs / sharded)
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype == torch.float32
+        torch.testing.assert_close(a[name], b[name], atol=2e-5, rtol=1e-3)  # Adam divides small by smaller
+
+
+def test_a_checkpoint_of_a_sharded_run_is_continued_unsharded_and_by_one_process_and_back(
+    runs, cache_folder, tiny_config
+):
+    rows = [losses(runs / run) for run in ("whole", "sharded")]
+    assert [row[0] for row in rows[0]] == [2, 4, 6, 8]
+    for a, b in zip(*rows, strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+    config = tiny_config("x", *RECIPE, "train.num_steps=10", f"run={runs / 'whole'}")
+    train(config)
+    assert find_checkpoint(str(runs / "whole")).step == 10
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({}, "asks for FSDP 1; only FSDP2 is supported: set fsdp_version: 2"),
+        ({"FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "true"}, "to offload weights .* not supported"),
+    ],
+)
+def test_a_launcher_that_asks_for_another_sharding_is_told_before_anything_is_imported(
+    monkeypatch, variables, words
+):
+    for name in ("FSDP_VERSION", "FSDP_OFFLOAD_PARAMS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"WORLD_SIZE": "2", runtime.SHARDING: "true", **variables}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=words):
+        runtime.check_launcher()

@@ -1,0 +1,51 @@
+"""Trainings one after the other in a process of a job: what the tests of several processes launch.
+
+Told by a JSON list of objects: `run` and `overrides` of the experiment; `sharded` cuts the weights; `kill_at`
+ends every process by SIGKILL once so many steps are done, and `break_at` this training alone by an exception.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from sitvit import runtime
+from sitvit.config import Config, load_config
+from sitvit.train.loop import train
+from sitvit.train.trainer import Row, Trainer
+
+from ..conftest import TINY
+
+
+class Broken(Exception):
+    """No handler of ours knows it."""
+
+
+def run_one(
+    latents: str,
+    run: str,
+    overrides: tuple[str, ...] = (),
+    sharded: bool = False,
+    kill_at: int | None = None,
+    break_at: int | None = None,
+) -> None:
+    """One training in this process."""
+
+    def end(trainer: Trainer, row: Row | None) -> None:
+        if trainer.step == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if trainer.step == break_at:
+            raise Broken
+
+    os.environ[runtime.SHARDING] = str(sharded).lower()
+    file = Path(f"{run}.{os.environ['RANK']}.yaml")
+    file.write_text(TINY.format(run=run, name="SiT-ViT5-S/2", latents=latents))
+    with contextlib.suppress(Broken):
+        train(load_config(file, list(overrides), Config), hooks=[end])
+
+
+if __name__ == "__main__":
+    for told in json.loads(sys.argv[2]):
+        run_one(sys.argv[1], **told)
