@@ -11,15 +11,17 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import __version__
 
 if TYPE_CHECKING:
     from accelerate import Accelerator, PartialState
     from tqdm import tqdm
+
+Found = TypeVar("Found")
 
 
 @contextlib.contextmanager
@@ -145,6 +147,26 @@ def processes() -> PartialState:
     state = PartialState(cpu=_on_cpu())
     check_process_count(state.num_processes)
     return state
+
+
+def found_by_main(find: Callable[[], Found]) -> Found:
+    """What `find()` returns or raises on the main process, for all of them; all call it together.
+
+    So that a file system that shows them different files cannot make them do different things.
+    """
+    from accelerate.utils import broadcast_object_list
+
+    state = processes()
+    told: list[Any] = [None, None]
+    if state.is_main_process:
+        try:
+            told = [find(), None]
+        except (ValueError, OSError) as error:
+            told = [None, error]
+    found, reason = broadcast_object_list(told)
+    if reason is not None:
+        raise reason
+    return found  # type: ignore[no-any-return]
 
 
 def accelerator(precision: str = "fp32", tf32: bool = False) -> Accelerator:

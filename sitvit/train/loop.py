@@ -9,6 +9,7 @@ from pathlib import Path
 from .. import runtime
 from ..config import Config
 from ..data.live import UnreadableImage
+from .checkpoint import Checkpoint
 from .continuation import check_continuation, check_own_leftovers, checkpoint_to_continue
 from .preparation import build_network, open_latents
 from .speed import progress_text
@@ -76,14 +77,19 @@ def open_run(config: Config, resume: str = "auto", accept_changes: bool = False)
     run, last = Path(config.run), config.train.num_steps
     cache = open_latents(config)
     model = build_network(config, cache)
-    previous = checkpoint_to_continue(run, resume)
-    if previous is None and run.exists() and any(run.iterdir()):
-        check_own_leftovers(run)
-    if previous is not None:
-        check_continuation(config, cache, previous, accept_changes)
-        if previous.step >= last:
-            runtime.say(f"{run}: all {previous.step} steps are done; for more, raise train.num_steps")
-            return None
+
+    def find() -> Checkpoint | None:
+        previous = checkpoint_to_continue(run, resume)
+        if previous is None and run.exists() and any(run.iterdir()):
+            check_own_leftovers(run)
+        if previous is not None:
+            check_continuation(config, cache, previous, accept_changes)
+        return previous
+
+    previous = runtime.found_by_main(find)
+    if previous is not None and previous.step >= last:
+        runtime.say(f"{run}: all {previous.step} steps are done; for more, raise train.num_steps")
+        return None
     handle = runtime.accelerator(config.train.precision, config.train.tf32)
     trainer = Trainer(config, cache, model, previous, handle)
     if previous is not None and previous.record["num_processes"] != handle.num_processes:

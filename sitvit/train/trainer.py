@@ -220,7 +220,7 @@ class Trainer:
         count = self.num_nonfinite + 1
         ids = self.stream.ids(position, range(settings.batch_size)).tolist()
         what = f"loss {figures.loss}, gradient norm {figures.grad_norm} at step {step}; images {ids}"
-        saved = latest_checkpoint(self.run)
+        saved = runtime.found_by_main(lambda: latest_checkpoint(self.run))
         last = f"the last checkpoint is {saved.folder}" if saved else "nothing was saved yet"
         if settings.on_nonfinite == "stop":
             raise ValueError(f"training stopped: {what}. The weights are those before it; {last}")

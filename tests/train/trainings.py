@@ -1,7 +1,8 @@
 """Trainings one after the other in a process of a job: what the tests of several processes launch.
 
 Told by a JSON list of objects: `run` and `overrides` of the experiment; `sharded` cuts the weights; `kill_at`
-ends every process by SIGKILL once so many steps are done, and `break_at` this training alone by an exception.
+ends every process by SIGKILL once so many steps are done, and `break_at` this training alone by an exception;
+`hidden` shows the folders of checkpoints to the main process alone.
 """
 
 import contextlib
@@ -11,8 +12,11 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from sitvit import runtime
 from sitvit.config import Config, load_config
+from sitvit.train import checkpoint, continuation
 from sitvit.train.loop import train
 from sitvit.train.trainer import Row, Trainer
 
@@ -30,6 +34,7 @@ def run_one(
     sharded: bool = False,
     kill_at: int | None = None,
     break_at: int | None = None,
+    hidden: bool = False,
 ) -> None:
     """One training in this process."""
 
@@ -42,7 +47,10 @@ def run_one(
     os.environ[runtime.SHARDING] = str(sharded).lower()
     file = Path(f"{run}.{os.environ['RANK']}.yaml")
     file.write_text(TINY.format(run=run, name="SiT-ViT5-S/2", latents=latents))
-    with contextlib.suppress(Broken):
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Broken):
+        if hidden and not runtime.is_main_process():
+            for module in (checkpoint, continuation):
+                patch.setattr(module, "step_folders", lambda run: [])
         train(load_config(file, list(overrides), Config), hooks=[end])
 
 
