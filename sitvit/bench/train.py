@@ -102,7 +102,7 @@ def _our_step(
             average.update(weights, count[0])
 
     def step() -> None:
-        figures = training_step(handle, wrapped, optimizer, batch, objective, times, LR, 1.0)
+        figures, _ = training_step(handle, wrapped, optimizer, batch, objective, times, LR, 1.0)
         update_average()
         late.push(figures)
 

@@ -14,8 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from ..data.stream import TrainingBatch
@@ -83,6 +85,21 @@ def sample_losses(
     )
 
 
+def nonfinite_samples(
+    handle: Accelerator, ids: np.ndarray, times: Tensor, losses: Tensor, most: int = 4
+) -> str:
+    """The samples whose loss is not finite: image, time and process of the first `most`, and how many more.
+
+    `ids`, `times` and `losses` (B,) are of this process's slice; all processes call it together.
+    """
+    bad = (~losses.isfinite()).nonzero().flatten().tolist()
+    mine = [f"image {ids[i]} at t = {times[i]:.4g} on process {handle.process_index}" for i in bad]
+    found = gather_object(mine)
+    if not found:
+        return "each sample's loss is finite, the gradient is not"
+    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
+
+
 def training_step(
     handle: Accelerator,
     model: nn.Module,
@@ -94,24 +111,26 @@ def training_step(
     clip_grad_norm: float | None = None,
     micro_batch_size: int | None = None,
     stop: bool = False,
-) -> Tensor:
-    """Update the weights on this process's slice of the global batch, and return the step's figures (3,).
+) -> tuple[Tensor, Tensor]:
+    """Update the weights on this process's slice of the global batch.
 
+    Returns the step's figures (3,), the same on all processes, and the losses (B,) of this one's samples.
     Slices are of equal size, and so are their parts of `micro_batch_size`, which are run one after the other.
     `model` is accelerate's, `optimizer` the plain one; `stop` says whether this process was asked to stop.
     """
     micros = batch.to(handle.device).parts(micro_batch_size or len(batch.ids))
-    loss = torch.zeros((), device=handle.device)
+    losses = []
     for number, micro in enumerate(micros):
         last = number == len(micros) - 1  # gradients are summed over processes once, with the last part
         with contextlib.nullcontext() if last else handle.no_sync(model):
-            part = sample_losses(model, micro, objective, times).mean() / len(micros)
-            handle.backward(part)
-        loss += part.detach()
+            part = sample_losses(model, micro, objective, times)
+            handle.backward(part.mean() / len(micros))
+        losses.append(part.detach())
     limit = math.inf if clip_grad_norm is None else clip_grad_norm
     norm = handle.clip_grad_norm_(model.parameters(), limit)
     assert isinstance(norm, Tensor)
     norm = whole({"": norm})[""]
+    loss = torch.stack([part.mean() for part in losses]).mean()
     figures = torch.stack([loss, norm.to(loss), loss.new_full((), float(stop))])
     figures = handle.reduce(figures, "mean")
     # Fused AdamW reads this on the device, and leaves weights, moments and its step count as they are.
@@ -120,4 +139,4 @@ def training_step(
         group["lr"] = lr
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return figures
+    return figures, torch.cat(losses)

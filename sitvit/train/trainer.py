@@ -31,7 +31,7 @@ from .optim import (
 from .preparation import Network, objective_and_times
 from .reconstruct import delete_later_snapshots
 from .sharding import cut_as, is_sharded, shard, whole
-from .step import Figures, LateReading, sample_losses, training_step
+from .step import Figures, LateReading, nonfinite_samples, sample_losses, training_step
 
 Row = dict[str, Any]
 """What is logged of some steps, numbers by name."""
@@ -134,6 +134,7 @@ class Trainer:
         self.num_nonfinite: int = record.get("num_nonfinite", 0)
         self.window: list[float] = record.get("losses_since_log", [])
         self._figures = LateReading()
+        self._recent: dict[int, Any] = {}  # ids, draws of time and losses of the last two steps
         self._grad_norm = math.nan
         if self.handle.is_main_process:
             self.close()
@@ -156,11 +157,12 @@ class Trainer:
             UnreadableImage: this step's images cannot be read, on all processes together; nothing was done.
         """
         settings = self.settings
-        figures = training_step(
+        batch = self._batch()
+        figures, losses = training_step(
             self.handle,
             self.wrapped,
             self.optimizer,
-            self._batch(),
+            batch,
             self.objective,
             self.times,
             self.rate(self.step),
@@ -169,6 +171,10 @@ class Trainer:
             stop,
         )
         self.step += 1
+        self._recent = {
+            self.step - 1: self._recent.get(self.step - 1),
+            self.step: (batch.ids, batch.u, losses),
+        }
         weights = self.model.state_dict()
         for average in self.averages.values():
             average.update(weights, self.step)
@@ -218,8 +224,9 @@ class Trainer:
         """Go on as `train.on_nonfinite` says, or ValueError; step `step` left the weights as they were."""
         settings, position = self.settings, step - 1 + self.shift
         count = self.num_nonfinite + 1
-        ids = self.stream.ids(position, range(settings.batch_size)).tolist()
-        what = f"loss {figures.loss}, gradient norm {figures.grad_norm} at step {step}; images {ids}"
+        ids, u, losses = self._recent[step]
+        which = nonfinite_samples(self.handle, ids, self.times.quantile(u), losses)
+        what = f"loss {figures.loss}, gradient norm {figures.grad_norm} at step {step}: {which}"
         saved = runtime.found_by_main(lambda: latest_checkpoint(self.run))
         last = f"the last checkpoint is {saved.folder}" if saved else "nothing was saved yet"
         if settings.on_nonfinite == "stop":

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from sitvit import runtime
-from sitvit.train.checkpoint import find_checkpoint
+from sitvit.data.stream import TrainingStream
+from sitvit.train.checkpoint import find_checkpoint, step_folders
 from sitvit.train.loop import train
 from sitvit.train.metrics import read_metrics
 
@@ -33,6 +34,7 @@ JOBS = [
     [
         {"run": "cut", "overrides": RECIPE, "hidden": True},
         {"run": "sharded_cut", "overrides": RECIPE, "sharded": True},
+        {"run": "poisoned", "overrides": RECIPE, "poison": 5},
         {"run": "sharded", "overrides": LONGER},
         {"run": "whole", "overrides": LONGER, "sharded": True},
     ],
@@ -132,3 +134,12 @@ def test_the_checkpoint_is_chosen_by_the_main_process_for_all(runs):
     """`cut` was continued while the other process saw no checkpoint at all, as on a slow shared disk."""
     told = (runs / "1.log").read_text()
     assert re.search(r"(?m)^cut: .* steps 3 to 6, .* 2 process", told)
+
+
+def test_both_processes_end_together_and_name_the_sample_that_was_not_finite(runs, cache):
+    batch = TrainingStream(cache, 0, 8, True, 0.1, 10).batch(2, range(8))
+    for rank in (0, 1):  # position 5 of 8 is the second process's
+        told = (runs / f"poisoned.{rank}.error").read_text()
+        which = f"at step 3: image {batch.ids[5]} at t = {batch.u[5]:.4g} on process 1. The weights are"
+        assert which in told
+    assert not step_folders(runs / "poisoned")

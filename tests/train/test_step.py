@@ -44,7 +44,7 @@ def one_step(cache, micro=None, lr=1e-2, objective=None, times=None, model=None,
     wrapped, _ = handle.prepare(model, optimizer)
     objective = objective or Objective(find_path("linear"))
     times = times or TimeDistribution()
-    figures = training_step(handle, wrapped, optimizer, batch, objective, times, lr, 0.5, micro)
+    figures, _ = training_step(handle, wrapped, optimizer, batch, objective, times, lr, 0.5, micro)
     return model, optimizer, Figures(*figures.tolist())
 
 
@@ -82,11 +82,11 @@ def test_a_step_that_is_not_finite_changes_neither_weights_nor_moments(cache):
     before = [p.detach().clone() for p in model.parameters()]
     moments = [s["exp_avg"].clone() for s in optimizer.state.values()]
     batch.x_1[3, 0, 0, 0] = math.inf
-    figures = Figures(
-        *training_step(
-            Accelerator(), model, optimizer, batch, Objective(find_path("linear")), TimeDistribution(), 1e-2
-        ).tolist()
+    figures, losses = training_step(
+        Accelerator(), model, optimizer, batch, Objective(find_path("linear")), TimeDistribution(), 1e-2
     )
+    figures = Figures(*figures.tolist())
+    assert losses.isfinite().tolist() == [True] * 3 + [False] + [True] * 4
     assert not figures.finite
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert all(torch.equal(a, s["exp_avg"]) for a, s in zip(moments, optimizer.state.values(), strict=True))

@@ -189,7 +189,9 @@ def test_a_step_is_the_textbook_step(cache):
     optimizer = make_optimizer(ours, 1.0, (0.9, 0.99), 0.01)
     wrapped, _ = handle.prepare(ours, optimizer)
     objective = Objective(find_path("linear"))
-    figures = step.training_step(handle, wrapped, optimizer, batch, objective, TimeDistribution(), 1e-2, 0.5)
+    figures, _ = step.training_step(
+        handle, wrapped, optimizer, batch, objective, TimeDistribution(), 1e-2, 0.5
+    )
     loss, norm, _ = figures.tolist()
 
     x_t = batch.u.view(-1, 1, 1, 1) * batch.x_1 + (1 - batch.u).view(-1, 1, 1, 1) * batch.x_0
@@ -251,7 +253,9 @@ def test_a_loss_that_is_not_finite_stops_before_it_reaches_a_weight(tiny_config,
 
     with monkeypatch.context() as patch:
         patch.setattr(Objective, "loss", broken)
-        with pytest.raises(ValueError, match=r"loss nan.* at step 5; images \[.*step_0000003"):
+        with pytest.raises(
+            ValueError, match=r"loss nan.* at step 5: image \d+ at t = .* and 4 more\. .*step_0000003"
+        ):
             train(tiny_config("run"))
     saved = latest_checkpoint(tmp_path / "run")
     assert saved.step == 3

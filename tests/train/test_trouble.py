@@ -43,10 +43,14 @@ def poison(monkeypatch, position):
     monkeypatch.setattr(TrainingStream, "batch", batch)
 
 
-def test_a_skipped_step_leaves_no_trace_but_its_count(tiny_config, tmp_path, monkeypatch, capsys):
+def test_a_skipped_step_names_its_sample_and_leaves_no_trace_but_its_count(
+    tiny_config, cache, tmp_path, monkeypatch, capsys
+):
     poison(monkeypatch, 4)
     train(tiny_config("run", "train.on_nonfinite=skip"))
-    assert "at step 5; images [" in capsys.readouterr().out
+    stream = TrainingStream(cache, 0, 8, True, 0.1, 10).batch(4, range(8))
+    told = f"at step 5: image {stream.ids[1]} at t = {stream.u[1]:.4g} on process 0: skipped"
+    assert told in capsys.readouterr().out
     checkpoint = find_checkpoint(str(tmp_path / "run"))
     assert checkpoint.record["num_nonfinite"] == 1
     for name in checkpoint.networks:
@@ -58,7 +62,7 @@ def test_a_skipped_step_leaves_no_trace_but_its_count(tiny_config, tmp_path, mon
 
 def test_more_skips_than_allowed_stop_the_run(tiny_config, tmp_path, monkeypatch):
     poison(monkeypatch, 4)
-    with pytest.raises(ValueError, match=r"at step 5;.*more than train.max_nonfinite.*step_0000003"):
+    with pytest.raises(ValueError, match=r"at step 5: image.*more than train.max_nonfinite.*step_0000003"):
         train(tiny_config("run", "train.on_nonfinite=skip", "train.max_nonfinite=0"))
     assert latest_checkpoint(tmp_path / "run").step == 3
 
@@ -79,13 +83,13 @@ def test_a_rollback_takes_the_last_checkpoint_and_other_images(tiny_config, tmp_
 
 def test_a_rollback_without_a_checkpoint_stops(tiny_config, monkeypatch):
     poison(monkeypatch, 1)
-    with pytest.raises(ValueError, match="at step 2;.*there is no checkpoint to go back to"):
+    with pytest.raises(ValueError, match="at step 2: image.*there is no checkpoint to go back to"):
         train(tiny_config("run", "train.on_nonfinite=rollback"))
 
 
 def test_a_loss_that_is_not_finite_in_the_last_step_is_not_saved(tiny_config, tmp_path, monkeypatch):
     poison(monkeypatch, 5)
-    with pytest.raises(ValueError, match="at step 6;"):
+    with pytest.raises(ValueError, match="at step 6: image"):
         train(tiny_config("run"))
     assert latest_checkpoint(tmp_path / "run").step == 3
 
@@ -155,4 +159,19 @@ def test_an_objective_that_turns_infinite_names_both_figures(tiny_config, monkey
     original = Objective.loss
     monkeypatch.setattr(Objective, "loss", lambda *arguments: original(*arguments) * math.inf)
     with pytest.raises(ValueError, match="loss inf, gradient norm nan at step 1"):
+        train(tiny_config("run"))
+
+
+def test_a_gradient_alone_that_is_not_finite_is_told_as_such(tiny_config, monkeypatch):
+    """sqrt has a finite value and an infinite slope at zero."""
+    original = Objective.loss
+
+    def steep(*arguments):
+        losses = original(*arguments)
+        return losses + (losses - losses.detach()).abs().sqrt()
+
+    monkeypatch.setattr(Objective, "loss", steep)
+    with pytest.raises(
+        ValueError, match="gradient norm nan at step 1: each sample's loss is finite, the grad"
+    ):
         train(tiny_config("run"))

@@ -2,25 +2,42 @@
 
 Told by a JSON list of objects: `run` and `overrides` of the experiment; `sharded` cuts the weights; `kill_at`
 ends every process by SIGKILL once so many steps are done, and `break_at` this training alone by an exception;
+`poison` makes the noise of one position of step 3 infinite, and what is said then goes to RUN.RANK.error;
 `hidden` shows the folders of checkpoints to the main process alone.
 """
 
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sitvit import runtime
 from sitvit.config import Config, load_config
+from sitvit.data.stream import TrainingBatch, TrainingStream
 from sitvit.train import checkpoint, continuation
 from sitvit.train.loop import train
 from sitvit.train.trainer import Row, Trainer
 
 from ..conftest import TINY
+
+
+def poisoned(bad: int) -> Callable[..., TrainingBatch]:
+    """`TrainingStream.batch` with an infinity in position `bad` of step 3."""
+    original = TrainingStream.batch
+
+    def batch(self: TrainingStream, step: int, positions: range) -> TrainingBatch:
+        made = original(self, step, positions)
+        if step == 2 and bad in positions:
+            made.x_0[bad - positions[0]] = math.inf
+        return made
+
+    return batch
 
 
 class Broken(Exception):
@@ -34,6 +51,7 @@ def run_one(
     sharded: bool = False,
     kill_at: int | None = None,
     break_at: int | None = None,
+    poison: int | None = None,
     hidden: bool = False,
 ) -> None:
     """One training in this process."""
@@ -51,7 +69,12 @@ def run_one(
         if hidden and not runtime.is_main_process():
             for module in (checkpoint, continuation):
                 patch.setattr(module, "step_folders", lambda run: [])
-        train(load_config(file, list(overrides), Config), hooks=[end])
+        if poison is not None:
+            patch.setattr(TrainingStream, "batch", poisoned(poison))
+        try:
+            train(load_config(file, list(overrides), Config), hooks=[end])
+        except ValueError as error:
+            file.with_suffix(".error").write_text(str(error))
 
 
 if __name__ == "__main__":
