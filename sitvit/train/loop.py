@@ -52,8 +52,14 @@ def train(
                 trainer.save_done()
                 raise
             bar.update(trainer.step - bar.n)
-            for hook in hooks:
-                hook(trainer, row)
+            try:
+                for hook in hooks:
+                    hook(trainer, row)
+            except Exception:  # as an evaluation whose images are gone: it ends the run, and costs no step
+                if row is not None:
+                    trainer.log(row)
+                trainer.rescue()
+                raise
             if row is not None:
                 bar.set_postfix_str(progress_text(row), refresh=False)
                 trainer.log(row)

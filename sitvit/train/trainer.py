@@ -265,6 +265,27 @@ class Trainer:
 
     def save(self) -> None:
         """Write the checkpoint of this step, and delete the oldest; all processes call it together."""
+        self._write()
+        self.handle.wait_for_everyone()
+
+    def rescue(self) -> None:
+        """Write the checkpoint of this step where it is not there, since the run is about to end by an error.
+
+        Done by the main process alone, as the others may be gone; cut weights cannot be had then.
+        """
+        alone = self.handle.is_main_process and not is_sharded(self.model)
+        if not alone or self.step == self._saved_step:
+            return
+        figures = self._figures.flush()
+        if figures is not None and not (figures.finite and self._note(self.step, figures)):
+            return
+        try:
+            self._write()
+            runtime.say(f"step {self.step} is saved before the run ends by an error")
+        except OSError as error:
+            runtime.say(f"step {self.step} could not be saved: {error}")
+
+    def _write(self) -> None:
         networks = {"model": self.whole_weights()} | self._averages("ema_", "power_")
         moments = optimizer_tensors(self.optimizer, self.names)
         if self.handle.is_main_process:
@@ -279,7 +300,6 @@ class Trainer:
             )
             prune_checkpoints(self.run, self.settings.keep_checkpoints, self.settings.keep_every)
         self._saved_step = self.step
-        self.handle.wait_for_everyone()
 
     def save_done(self) -> None:
         """Save the steps that no checkpoint holds yet; all processes call it together."""

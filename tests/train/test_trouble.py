@@ -155,6 +155,28 @@ def test_hooks_see_every_step_and_change_nothing(tiny_config, tmp_path):
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.parametrize("at", [4, 5])
+def test_what_fails_beside_training_ends_the_run_and_costs_no_step(tiny_config, tmp_path, capsys, at):
+    """An evaluation whose images are gone, say; step 4 is one that logs. Then it goes on as the whole run."""
+
+    def fail(trainer, row):
+        if trainer.step == at:
+            raise OSError("the images are gone")
+
+    train(tiny_config("whole"))
+    with pytest.raises(OSError, match="the images are gone"):
+        train(tiny_config("run"), hooks=[fail])
+    assert f"step {at} is saved before the run ends by an error" in capsys.readouterr().out
+    assert latest_checkpoint(tmp_path / "run").step == at
+    train(tiny_config("run"))
+    whole, run = (
+        [(row["step"], row["loss"]) for row in read_metrics(tmp_path / name)] for name in ("whole", "run")
+    )
+    assert whole == run
+    a, b = weights(tmp_path / "whole"), weights(tmp_path / "run")
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
 def test_an_objective_that_turns_infinite_names_both_figures(tiny_config, monkeypatch):
     original = Objective.loss
     monkeypatch.setattr(Objective, "loss", lambda *arguments: original(*arguments) * math.inf)
