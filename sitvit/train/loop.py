@@ -8,9 +8,11 @@ from pathlib import Path
 
 from .. import runtime
 from ..config import Config
+from ..data.latents import Latents
 from ..data.live import UnreadableImage
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, step_folders
 from .continuation import check_continuation, check_own_leftovers, checkpoint_to_continue
+from .disk import check_disk
 from .preparation import build_network, open_latents
 from .speed import progress_text
 from .trainer import Hook, Trainer
@@ -84,18 +86,11 @@ def open_run(config: Config, resume: str = "auto", accept_changes: bool = False)
     cache = open_latents(config)
     model = build_network(config, cache)
 
-    def find() -> Checkpoint | None:
-        previous = checkpoint_to_continue(run, resume)
-        if previous is None and run.exists() and any(run.iterdir()):
-            check_own_leftovers(run)
-        if previous is not None:
-            check_continuation(config, cache, previous, accept_changes)
-        return previous
-
-    previous = runtime.found_by_main(find)
+    previous = runtime.found_by_main(lambda: _previous(config, cache, resume, accept_changes))
     if previous is not None and previous.step >= last:
         runtime.say(f"{run}: all {previous.step} steps are done; for more, raise train.num_steps")
         return None
+    runtime.found_by_main(lambda: check_disk(run, len(step_folders(run)), model, config.train))
     handle = runtime.accelerator(config.train.precision, config.train.tf32)
     trainer = Trainer(config, cache, model, previous, handle)
     if previous is not None and previous.record["num_processes"] != handle.num_processes:
@@ -110,3 +105,14 @@ def open_run(config: Config, resume: str = "auto", accept_changes: bool = False)
         f"on {handle.num_processes} process(es), {handle.device.type}"
     )
     return trainer
+
+
+def _previous(config: Config, cache: Latents, resume: str, accept_changes: bool) -> Checkpoint | None:
+    """The checkpoint that `config` goes on from, once it fits; None for a new run."""
+    run = Path(config.run)
+    previous = checkpoint_to_continue(run, resume)
+    if previous is None and run.exists() and any(run.iterdir()):
+        check_own_leftovers(run)
+    if previous is not None:
+        check_continuation(config, cache, previous, accept_changes)
+    return previous

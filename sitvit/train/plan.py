@@ -8,6 +8,7 @@ Imports no torch, so `scripts/train_sit.py --dry-run` answers at once.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ..config import Config
 from ..models.geometry import Geometry, geometry
 from ..models.memory import Memory, memory
 from ..models.shapes import SiTShape
+from .disk import checkpoint_bytes, nearest_folder, num_for_good, num_kept, snapshot_bytes
 
 PEAK_FLOPS = 989e12
 """Dense bf16 FLOP/s of an H100 or H200 (NVIDIA's data sheet)."""
@@ -83,22 +85,25 @@ class Plan:
     @property
     def checkpoint_bytes(self) -> int:
         """Of one checkpoint: weights and each average in float32, two moments of what is trained."""
-        sizes, train = self.geometry, self.config.train
-        num_averages = len(train.ema_decays) + len(train.ema_widths)
-        return 4 * sizes.parameters.total * (1 + num_averages) + 8 * sizes.trainable_parameters
+        sizes = self.geometry
+        return checkpoint_bytes(sizes.parameters.total, sizes.trainable_parameters, self.config.train)
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Of all snapshots of the power-function averages."""
+        return snapshot_bytes(self.geometry.parameters.total, self.config.train)
 
     @property
     def num_checkpoints(self) -> int:
         """Checkpoints on the disk at the end, and one more while it is written."""
-        train = self.config.train
-        saved = -(-train.num_steps // train.save_every)
-        kept = min(saved, train.keep_checkpoints)
-        return kept + (train.num_steps // train.keep_every if train.keep_every else 0) + 1
+        return num_kept(self.config.train) + num_for_good(self.config.train)
 
     def text(self) -> str:
         """The plan, a line a fact."""
         train, sizes, latents = self.config.train, self.geometry, self.latents
         local = train.batch_size // self.num_processes
+        place = nearest_folder(Path(self.config.run))
+        free = shutil.disk_usage(place).free
         flops, disk = sizes.training_flops, self.checkpoint_bytes
         rows = [
             ("latents", f"{self.config.data.latents or self.config.data.images}: {latents.told}"),
@@ -116,7 +121,10 @@ class Plan:
             ),
             ("a checkpoint", f"{disk / 1e9:,.2f} GB"),
             ("checkpoints", f"{self.num_checkpoints} x that: {self.num_checkpoints * disk / 1e9:,.1f} GB"),
+            ("free there", f"{free / 1e9:,.1f} GB on the disk of {place}"),
         ]
+        if self.snapshot_bytes:
+            rows.insert(-1, ("snapshots", f"{self.snapshot_bytes / 1e9:,.1f} GB (train.ema_widths)"))
         return "\n".join(f"{name:17}{text}" for name, text in rows)
 
 
