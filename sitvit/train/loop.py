@@ -41,7 +41,7 @@ def train(
     trainer = open_run(config, resume, accept_changes)
     if trainer is None:
         return
-    last = config.train.num_steps
+    last, begin = config.train.num_steps, time.monotonic()
     with (
         runtime.StopRequest() as stop,
         runtime.progress(last, trainer.step, "training", " steps") as bar,
@@ -77,7 +77,11 @@ def train(
                     raise runtime.Stopped(
                         f"stopped after step {trainer.step}, which is saved; the same command continues"
                     )
-    runtime.say(f"{config.run}: done, {last} steps; the last checkpoint is in {config.run}/checkpoints")
+    outside = 1 - trainer.step_seconds / (time.monotonic() - begin)
+    runtime.say(
+        f"{config.run}: done, {last} steps; the last checkpoint is in {config.run}/checkpoints; "
+        f"{outside:.1%} of the time went to data, logs, saving, previews and evaluations"
+    )
 
 
 def open_run(config: Config, resume: str = "auto", accept_changes: bool = False) -> Trainer | None:

@@ -15,20 +15,28 @@ PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 
 
 class Speed:
-    """A hook that adds `images_per_second` (all processes), `memory_gib` (this one) and `mfu` to each row."""
+    """A hook that adds to each row, all since the row before:
+
+    images_per_second   of all processes
+    memory_gib          the most that this process has held
+    mfu                 training FLOP/s over the peak of the GPUs, where that is known
+    outside_step        share of the time that went to data, logs, saving, previews and evaluations; a GPU
+                        works on meanwhile, so there it is the most that it may have stood still for them
+    """
 
     def __init__(self) -> None:
-        self._before: tuple[int, float] | None = None
+        self._before: tuple[int, float, float] | None = None
 
     def __call__(self, trainer: Trainer, row: Row | None) -> None:
         """Measure from the first step on, so that start-up and compilation are not counted."""
-        now = (trainer.step, time.monotonic())
+        now = (trainer.step, time.monotonic(), trainer.step_seconds)
         if self._before is None:
             self._before = now
         elif row is not None and now[0] > self._before[0]:
             steps, seconds = now[0] - self._before[0], now[1] - self._before[1]
             rate = steps * trainer.settings.batch_size / seconds
             row["images_per_second"] = round(rate, 1)
+            row["outside_step"] = round(1 - (now[2] - self._before[2]) / seconds, 4)
             row["memory_gib"] = round(_memory_gib(trainer.handle.device), 2)
             mfu = _mfu(trainer, rate)
             if mfu is not None:

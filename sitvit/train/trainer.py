@@ -70,6 +70,7 @@ class Trainer:
         self.told_to_stop = False
         self._log: MetricsLog | None = None
         self._start = time.monotonic()
+        self.step_seconds = 0.0  # of this process's life: forward, backward, AdamW, averages
         self._seconds_before: float = 0.0 if previous is None else previous.record["seconds"]
         self._restore(previous)
         if self.settings.compile != "none":
@@ -158,6 +159,7 @@ class Trainer:
         """
         settings = self.settings
         batch = self._batch()
+        begin = time.monotonic()
         figures, losses = training_step(
             self.handle,
             self.wrapped,
@@ -179,6 +181,7 @@ class Trainer:
         for average in self.averages.values():
             average.update(weights, self.step)
         before = self._figures.push(figures)
+        self.step_seconds += time.monotonic() - begin
         if before is not None and not self._note(self.step - 1, before):
             return None
         if self.step % settings.log_every or not self.read() or not self.window:
