@@ -30,7 +30,7 @@ def problems(file, text, *overrides):
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.name)
 def test_every_shipped_file_loads_and_says_what_it_is(path):
     text = path.read_text()
-    for word in ("# What:", "# Command:", "# Cost:", "# Expected:"):
+    for word in ("# What:", "# Paper:", "# Command:", "# Cost:", "# Expected:"):
         assert word in text
     kinds = {"demo_autoencoder.yaml": AutoencoderConfig, "demo_classifier.yaml": ClassifierConfig}
     load_config(path, [], kinds.get(path.name, Config))

@@ -117,7 +117,7 @@ class Plan:
             ("memory a device", f"{self.memory.total / 2**30:,.1f} GiB (sitvit/models/memory.py)"),
             (
                 "training",
-                f"{self.training_flop:.3g} FLOP, {self.gpu_hours:,.0f} H100-hours at {_assumption()}",
+                f"{self.training_flop:.3g} FLOP, {_hours(self.gpu_hours)} H100-hours at {_assumption()}",
             ),
             ("a checkpoint", f"{disk / 1e9:,.2f} GB"),
             ("checkpoints", f"{self.num_checkpoints} x that: {self.num_checkpoints * disk / 1e9:,.1f} GB"),
@@ -157,6 +157,10 @@ def _latents(config: Config) -> Latents:
 
 def _size(latents: Latents) -> str:
     return " x ".join(map(str, (latents.channels, *latents.size)))
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 1 else f"{hours:.1g}"
 
 
 def _assumption() -> str:

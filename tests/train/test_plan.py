@@ -90,12 +90,17 @@ def test_the_plan_of_a_run_is_what_the_run_is(trained_run):
     assert planned.checkpoint_bytes == pytest.approx(weights, rel=0.1)  # the rest are the files' headers
 
 
-def test_a_dry_run_makes_nothing_and_imports_no_heavy_package(tmp_path):
+def test_a_dry_run_of_any_experiment_takes_under_two_seconds_makes_nothing_and_imports_no_heavy_package(
+    tmp_path,
+):
     program = f"""
-import sys
+import sys, time
 from sitvit import cli
-for flag in ("--dry-run", "--print-config"):
-    cli.train_sit(["--config", "{ROOT}/configs/sit_vit5_xl.yaml", flag, "run=out"])
+for file in {[str(path) for path in EXPERIMENTS]}:
+    begin = time.process_time()  # of the first: the imports, too
+    cli.train_sit(["--config", file, "--dry-run", "run=out"])
+    assert time.process_time() - begin < 2, file
+cli.train_sit(["--config", file, "--print-config", "run=out"])
 heavy = {{"torch", "diffusers", "accelerate", "matplotlib", "numpy", "PIL"}} & set(sys.modules)
 assert not heavy, heavy
 """
