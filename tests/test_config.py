@@ -55,9 +55,16 @@ def test_the_dumped_file_makes_the_same_configuration(file, tmp_path):
     assert load_config(tmp_path / "again.yaml", [], Config) == config
 
 
-@pytest.mark.parametrize("text", ["001", "no", "a b=c", "1e5", "null"])
-def test_a_text_value_stays_as_it_was_typed(file, text):
-    assert load_config(file(VALID), [f"run={text}"], Config).run == text
+@pytest.mark.parametrize("text", ["001", "no", "a b=c", "1e5", "null", "a/${x} b", "${run}"])
+def test_a_text_value_stays_as_it_was_typed_and_as_it_was_dumped(file, tmp_path, text):
+    config = load_config(file(VALID), [f"run={text}", f"data.latents=/{text}"], Config)
+    assert (config.run, config.data.latents) == (text, f"/{text}")
+    (tmp_path / "again.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "again.yaml", [], Config) == config
+
+
+def test_a_brace_that_is_not_closed_is_told(file):
+    assert "run must be of type str, got '${'" in problems(file, VALID, "run=${")
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,8 @@ def _missing(values: Any, types: dict[str, str], given: set[str]) -> list[str]:
     """Keys that the file has to set and does not; the preset supplies what it leaves out of the model."""
     missing = [key for key in types if _unset(values, key) and key not in given]
     missing = [key for key in missing if key == "model.name" or not key.startswith("model.")]
-    latents, images = (f"data.{key}" in types and values.data[key] is None for key in ("latents", "images"))
+    plain: Any = OmegaConf.to_container(values)  # unlike `values`, it takes "${x}" for text
+    latents, images = (f"data.{key}" in types and plain["data"][key] is None for key in ("latents", "images"))
     if latents and images:
         missing.append("data.latents")  # or data.images, whose other keys are asked for then
     return missing
@@ -81,7 +82,16 @@ def _missing(values: Any, types: dict[str, str], given: set[str]) -> list[str]:
 
 def dump_config(config: Config) -> str:
     """YAML from which `load_config` makes the same configuration again."""
-    return OmegaConf.to_yaml(OmegaConf.create(config.to_dict()))
+    return OmegaConf.to_yaml(OmegaConf.create(_escaped(config.to_dict())))
+
+
+def _escaped(value: Any) -> Any:
+    """`value` with "${" of its texts written so that a file's reader takes it for text."""
+    if isinstance(value, dict):
+        return {key: _escaped(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_escaped(each) for each in value]
+    return value.replace("${", r"\${") if isinstance(value, str) else value
 
 
 def _build(schema: Any, values: Any) -> Any:
