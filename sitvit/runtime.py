@@ -109,13 +109,13 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Turns SIGINT and SIGTERM into a flag that a loop asks for, so that it can end a step cleanly.
+    """Turns SIGINT, SIGTERM and SIGUSR1 into a flag that a loop asks for, so that it can end a step cleanly.
 
     A second signal acts as it would have without this. Inside another request (an evaluation within training)
     the outer one alone is told: its loop ends when the inner work is done.
     """
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
 
     def __init__(self) -> None:
         self.requested = False

@@ -81,10 +81,9 @@ def test_two_gloo_processes_train_what_one_trains_and_sample_the_same_bytes(tiny
         for key in weights[0]:
             # gradients are summed in another order; Adam divides small ones by smaller
             torch.testing.assert_close(weights[0][key], weights[1][key], atol=2e-4, rtol=1e-3)
-    losses = [
-        [json.loads(line)["loss"] for line in (tmp_path / run / "metrics.jsonl").open()]
-        for run in ("one", "two")
-    ]
+    rows = [read_metrics(tmp_path / run) for run in ("one", "two")]
+    assert [(row["step"], row["lr"]) for row in rows[0]] == [(row["step"], row["lr"]) for row in rows[1]]
+    losses = [[row["loss"] for row in each] for each in rows]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     # Saved by two, continued by one, and by two again: as one process alone, up to rounding.
     for run, launchers in (("one", [(), ()]), ("two", [(), TORCHRUN])):

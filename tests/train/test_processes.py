@@ -29,11 +29,13 @@ JOBS = [
         {"run": "whole_bf16", "overrides": BF16},
         {"run": "sharded_bf16", "overrides": BF16, "sharded": True},
         {"run": "sharded_cut", "overrides": RECIPE, "sharded": True, "break_at": 4},
+        {"run": "told", "overrides": [*RECIPE, "train.save_every=1000000"], "signal_at": 2},
         {"run": "cut", "overrides": RECIPE, "kill_at": 5},
     ],
     [
         {"run": "cut", "overrides": RECIPE, "hidden": True},
         {"run": "sharded_cut", "overrides": RECIPE, "sharded": True},
+        {"run": "told", "overrides": RECIPE},
         {"run": "poisoned", "overrides": RECIPE, "poison": 5},
         {"run": "sharded", "overrides": LONGER},
         {"run": "whole", "overrides": LONGER, "sharded": True},
@@ -143,3 +145,12 @@ def test_both_processes_end_together_and_name_the_sample_that_was_not_finite(run
         which = f"at step 3: image {batch.ids[5]} at t = {batch.u[5]:.4g} on process 1. The weights are"
         assert which in told
     assert not step_folders(runs / "poisoned")
+
+
+def test_a_signal_to_one_process_ends_all_with_one_saved_step_and_the_run_continues_bit_for_bit(runs):
+    """Sent after step 2, told to the others with step 3, read after step 4."""
+    for rank in (0, 1):
+        assert (runs / f"told.{rank}.error").read_text().startswith("stopped after step 4, which is saved")
+    assert re.search(r"(?m)^told: .* steps 4 to 6", (runs / "1.log").read_text())
+    assert_same_bits(state(runs / "cut"), state(runs / "told"))
+    assert losses(runs / "cut") == losses(runs / "told")

@@ -177,6 +177,15 @@ def test_what_fails_beside_training_ends_the_run_and_costs_no_step(tiny_config, 
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+def test_a_rate_that_blows_the_network_up_stops_before_a_weight_is_not_finite(tiny_config, tmp_path):
+    blown = ["train.lr=1e30", "train.warmup_steps=0", "train.save_every=1", "train.num_steps=20"]
+    with pytest.raises(ValueError, match=r"training stopped: loss .* at step \d+: image"):
+        train(tiny_config("run", *blown))
+    saved = latest_checkpoint(tmp_path / "run")
+    for name in saved.networks:
+        assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run", name).values())
+
+
 def test_an_objective_that_turns_infinite_names_both_figures(tiny_config, monkeypatch):
     original = Objective.loss
     monkeypatch.setattr(Objective, "loss", lambda *arguments: original(*arguments) * math.inf)

@@ -2,7 +2,8 @@
 
 Told by a JSON list of objects: `run` and `overrides` of the experiment; `sharded` cuts the weights; `kill_at`
 ends every process by SIGKILL once so many steps are done, and `break_at` this training alone by an exception;
-`poison` makes the noise of one position of step 3 infinite, and what is said then goes to RUN.RANK.error;
+`poison` makes the noise of one position of step 3 infinite, and what ends a run is written to RUN.RANK.error;
+`signal_at` sends SIGTERM to the last process alone once so many steps are done;
 `hidden` shows the folders of checkpoints to the main process alone.
 """
 
@@ -52,6 +53,7 @@ def run_one(
     kill_at: int | None = None,
     break_at: int | None = None,
     poison: int | None = None,
+    signal_at: int | None = None,
     hidden: bool = False,
 ) -> None:
     """One training in this process."""
@@ -59,6 +61,8 @@ def run_one(
     def end(trainer: Trainer, row: Row | None) -> None:
         if trainer.step == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
+        if trainer.step == signal_at and not runtime.is_main_process():
+            os.kill(os.getpid(), signal.SIGTERM)
         if trainer.step == break_at:
             raise Broken
 
@@ -73,7 +77,7 @@ def run_one(
             patch.setattr(TrainingStream, "batch", poisoned(poison))
         try:
             train(load_config(file, list(overrides), Config), hooks=[end])
-        except ValueError as error:
+        except (ValueError, runtime.Stopped) as error:
             file.with_suffix(".error").write_text(str(error))
 
 
