@@ -65,6 +65,14 @@ class Sampler(ABC):
         `on_step(x)` is called after each step with the state.
         """
 
+    def doubt(self, path: Path, prediction: str) -> str | None:
+        """What makes these settings doubtful on any network, for people; None where nothing does.
+
+        Raises:
+            ValueError: settings with which nothing but noise would come out.
+        """
+        return None
+
     def encode(
         self,
         velocity: Velocity,

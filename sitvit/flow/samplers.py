@@ -22,13 +22,14 @@ from torch import Tensor
 
 from .ddpm_samplers import DDPM_METHODS, Ddim, Ddpm
 from .evaluations import NoiseSource, Solution
-from .intervals import Interval, check_interval, ode_interval, sde_interval
+from .intervals import Interval, check_interval, ode_interval
 from .ode import ADAPTIVE, COUPLING, METHODS, check_method, check_tolerances, integrate
 from .parameterization import Velocity
 from .paths import Path
 from .sampler import Sampler, no_progress
-from .sde import SDE_METHODS, Diffusion, check_sde, integrate_sde
-from .times import check_steps, grid
+from .sde import SDE_METHODS
+from .sde_sampler import Sde
+from .times import grid
 
 
 class OdeSampler(Sampler):
@@ -151,80 +152,6 @@ class AdaptiveOde(OdeSampler):
 
     def _tolerances(self) -> dict[str, float]:
         return {"atol": self.atol, "rtol": self.rtol}
-
-
-@dataclass(frozen=True)
-class Sde(Sampler):
-    """An SDE method of fixed steps, the last step counted; ValueError for settings that make no sense.
-
-    A last step of `last_step_size` follows the grid; `last_step` "none" goes with size 0.
-    """
-
-    method: str = "euler-maruyama"
-    num_steps: int = 250
-    diffusion: str = "sigma"
-    diffusion_norm: float = 1.0
-    last_step: str = "Mean"
-    last_step_size: float = 0.04
-    shift: float = 1.0
-    interval: Interval | None = None
-
-    def __post_init__(self) -> None:
-        check_sde(self.method, self.last_step)
-        Diffusion.check(self.diffusion, self.diffusion_norm)
-        check_steps(self.num_steps)
-        if (self.last_step == "none") != (self.last_step_size == 0):
-            raise ValueError(
-                f"last_step {self.last_step} and last_step_size {self.last_step_size} do not go together: "
-                "none has size 0, the others one above 0"
-            )
-        if not 0 <= self.last_step_size < 1:
-            raise ValueError(f"last_step_size must be from 0 to below 1, got {self.last_step_size}")
-        if self._grid_steps < 1:
-            raise ValueError(
-                f"{self.method} with a last step needs num_steps of 2 or more, or last_step none"
-            )
-        if self.interval is not None and self.last_step_size > 0:
-            raise ValueError("a last step ends at t = 1: with an interval of your own set last_step to none")
-        grid(self._grid_steps, self.interval or (0, 1), self.shift)
-
-    @property
-    def _grid_steps(self) -> int:
-        return self.num_steps - (self.last_step != "none")
-
-    @property
-    def name(self) -> str:
-        """Such as euler-maruyama250-sigma."""
-        return f"{self.method}{self.num_steps}-{self.diffusion}"
-
-    @property
-    def num_evaluations(self) -> int:
-        """Network calls."""
-        return self._grid_steps * SDE_METHODS[self.method] + (self.last_step != "none")
-
-    @property
-    def num_ticks(self) -> int:
-        """The steps."""
-        return self.num_steps
-
-    def times(self, path: Path, prediction: str) -> list[float]:
-        """The grid before the last step."""
-        allowed = sde_interval(path, prediction, self.diffusion, self.last_step_size)
-        return grid(self._grid_steps, self.interval or allowed, self.shift)
-
-    def sample(
-        self,
-        velocity: Velocity,
-        path: Path,
-        prediction: str,
-        x_0: Tensor,
-        noise: NoiseSource,
-        on_step: Callable[[Tensor], object] = no_progress,
-    ) -> Solution:
-        """As `Sampler.sample`."""
-        diffusion = Diffusion(path, self.diffusion, self.diffusion_norm)
-        times = self.times(path, prediction)
-        return integrate_sde(velocity, x_0, times, diffusion, self.method, self.last_step, noise, on_step)
 
 
 SAMPLERS: dict[str, Any] = {

@@ -79,8 +79,11 @@ class Trained:
         return over_time(typed) if self.is_discrete else typed
 
     def check_sampler(self, sampler: Sampler) -> None:
-        """ValueError where the sampler is of the other family."""
+        """ValueError where the sampler is of the other family, or ruins any image; doubts are said."""
         if sampler.takes_noise == self.is_discrete:
+            doubt = sampler.doubt(self.flow_path, self.prediction)
+            if doubt:
+                runtime.say(f"the images will suffer: {doubt}")
             return
         kind, other = (
             ("a DiT", "dit or dit-ddim") if self.is_discrete else ("a SiT", "heun, sit-sde or sit-ode")

@@ -14,7 +14,9 @@ from sitvit.flow.samplers import AdaptiveOde, FixedOde, Sde
 from sitvit.generate import draws, generation
 from sitvit.generate.draws import keys_of, resolve_labels
 from sitvit.generate.generation import generate
+from sitvit.generate.job import Job
 from sitvit.generate.samples import Samples
+from sitvit.generate.trained import of_checkpoint
 from sitvit.train.checkpoint import find_checkpoint
 
 NAMES = ["cat", "dog", "10"]
@@ -55,6 +57,22 @@ def noise_of(indices, seed=0, draw=0):
 
 def labels_of(rule, indices, num_classes, seed):
     return draws.labels_of(rule, indices, keys_of(seed, indices), num_classes)
+
+
+def job(checkpoint, sampler) -> Job:
+    return Job(of_checkpoint(checkpoint), 2, "balanced", 0, sampler, Guidance(), 2)
+
+
+def test_steps_too_few_for_a_diffusion_are_said_before_the_first_image(checkpoint, capsys):
+    job(checkpoint, Sde(num_steps=10, diffusion="constant", last_step="Euler"))
+    said = capsys.readouterr().out
+    assert "diffusion constant (norm 1), num_steps 10" in said
+    assert "num_steps 100 would do" in said
+    job(checkpoint, Sde(num_steps=100, diffusion="constant", last_step="Euler"))
+    job(checkpoint, Sde())
+    assert not capsys.readouterr().out
+    with pytest.raises(ValueError, match="diffusion SBDM .* num_steps 2 .* num_steps 25 would do"):
+        job(checkpoint, Sde(num_steps=2, diffusion="SBDM"))
 
 
 def test_noise_of_an_image_is_the_same_bits_in_every_batch():
