@@ -1,9 +1,10 @@
-"""Reading latents for training: batches of random items from the cache against one `.npy` file per item.
+"""Reading latents for training: batches of random items from the cache against one `.npy` file per item; and
+how busy encoding keeps the autoencoder.
 
     python scripts/bench.py data --num-items 20000 --batch-size 256
 
 Both hold the same float16 moments of 8 x 32 x 32 (SD-VAE at 256 pixels), 16 kB an item, and both lie in the
-page cache, so the figure is the cost of getting at them and not the disk's.
+page cache, so the ratio is the cost of getting at them and not the disk's.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ import numpy as np
 import torch
 
 from ..data import shards
-from ..data.autoencoder import AutoencoderIdentity
+from ..data.autoencoder import Autoencoder, AutoencoderIdentity
+from ..data.encode import encode
 from ..data.latents import FORMAT, LatentCache, shard_ranges
+from ..data.sources import ImageFolder
 from ..data.stream import TrainingStream
+from ..generate.samples import write_image
 from .timing import interleave, ratio
 
 CHANNELS, SIZE, CLASSES = 4, 32, 10
@@ -53,7 +57,8 @@ def bench_data(num_items: int, batch_size: int, rounds: int) -> list[str]:
         ]
         for name, seconds in times.items():
             lines.append(f"  {name}: {batch_size / statistics.median(seconds):,.0f} items/s on one core")
-        return [*lines, _stream_rate(cache, batch_size), _memory_over_an_epoch(cache, batch_size)]
+        lines += [_stream_rate(cache, batch_size), _memory_over_an_epoch(cache, batch_size)]
+        return [*lines, encoding_share(Path(folder), 40)]
 
 
 def synthetic_cache(out: Path, num_items: int) -> LatentCache:
@@ -105,6 +110,24 @@ def _stream_rate(cache: LatentCache, batch_size: int) -> str:
         stream.batch(step, range(batch_size))
     rate = 20 * batch_size / (time.perf_counter() - start)
     return f"  whole training batches, noise and times drawn too: {rate:,.0f} items/s"
+
+
+def encoding_share(folder: Path, count: int) -> str:
+    """How busy reading keeps the autoencoder: `count` PNGs of 500 x 375, encoded at 256 pixels.
+
+    A PNG takes longer to read than a JPEG, and the embedded autoencoder is far smaller than SD's: photographs
+    wait for a smaller share.
+    """
+    generator = np.random.default_rng(2)
+    (folder / "photos" / "0").mkdir(parents=True)
+    for i in range(count):
+        coarse = generator.integers(0, 256, (75, 100, 3), dtype=np.uint8)
+        write_image(folder / "photos" / "0" / f"{i}.png", np.kron(coarse, np.ones((5, 5, 1), np.uint8)))
+    source, device = ImageFolder(folder / "photos"), "cuda" if torch.cuda.is_available() else "cpu"
+    autoencoder = Autoencoder("fashion-autoencoder", device)
+    encode(source, "photos", autoencoder, 256, folder / "encoded", batch_size=10, flip=False)
+    waiting = LatentCache(folder / "encoded").manifest["waiting_for_images"]
+    return f"encoding {count} PNGs at 256 pixels on {device}: {waiting:.0%} of the time waiting for images"
 
 
 def _memory_over_an_epoch(cache: LatentCache, batch_size: int) -> str:

@@ -31,7 +31,10 @@ def _model(arguments: list[str]) -> None:
 
 
 def _data(arguments: list[str]) -> None:
-    parser = make_parser("Reading latents: random batches from the cache against one .npy file per item.")
+    parser = make_parser(
+        "Reading latents: random batches from the cache against one .npy file per item; how long encoding "
+        "waits for images."
+    )
     parser.add_argument("--num-items", type=int, default=20_000, help="20000 (needs 0.7 GB of disk)")
     parser.add_argument("--batch-size", type=int, default=256, help="256")
     parser.add_argument("--rounds", type=int, default=31, help="31")
