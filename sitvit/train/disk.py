@@ -52,7 +52,9 @@ def check_disk(run: Path, num_there: int, model: nn.Module, train: TrainConfig) 
     later = max(num_kept(train) + num_for_good(train) - num_there, 1) * each
     later += snapshot_bytes(num_parameters, train)
     place = nearest_folder(run)
-    free = shutil.disk_usage(place).free
+    total, _, free = shutil.disk_usage(place)
+    if not total:  # some network file systems do not say
+        return
     if free < soon:
         raise ValueError(
             f"the disk of {place} has {_gb(free)} free, and {run} needs {_gb(soon)}: a checkpoint has "

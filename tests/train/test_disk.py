@@ -64,6 +64,12 @@ def test_what_is_kept_for_good_is_told_where_the_disk_will_not_hold_it(tiny_conf
     assert "will need 9.4 MB by its last step, with what train.keep_every and train.ema_widths keep" in told
 
 
+def test_a_disk_that_does_not_say_its_size_is_no_reason_to_refuse(tiny_config, tmp_path, free):
+    free(0)
+    train(tiny_config("run"))
+    assert latest_checkpoint(tmp_path / "run").step == 6
+
+
 def test_the_nearest_folder_that_is_there_is_asked(tmp_path):
     assert disk.nearest_folder(tmp_path / "a" / "b") == tmp_path
     assert disk.nearest_folder(tmp_path) == tmp_path
