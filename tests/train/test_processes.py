@@ -1,5 +1,6 @@
 """Two processes: a killed run continues bit for bit, and cut weights (FSDP2) change nothing but rounding."""
 
+import contextlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from sitvit.train.loop import train
 from sitvit.train.metrics import read_metrics
 
 from ..conftest import ROOT
+from .trainings import run_one
 
 RECIPE = ["train.micro_batch_size=2", "train.clip_grad_norm=0.5", "train.ema_widths=[0.1]"]
 BF16 = [*RECIPE, "train.precision=bf16"]
@@ -29,12 +31,14 @@ JOBS = [
         {"run": "whole_bf16", "overrides": BF16},
         {"run": "sharded_bf16", "overrides": BF16, "sharded": True},
         {"run": "sharded_cut", "overrides": RECIPE, "sharded": True, "break_at": 4},
+        {"run": "elastic", "overrides": RECIPE},
         {"run": "told", "overrides": [*RECIPE, "train.save_every=1000000"], "signal_at": 2},
         {"run": "cut", "overrides": RECIPE, "kill_at": 5},
     ],
     [
         {"run": "cut", "overrides": RECIPE, "hidden": True},
         {"run": "sharded_cut", "overrides": RECIPE, "sharded": True},
+        {"run": "elastic", "overrides": [*RECIPE, "train.num_steps=10"]},
         {"run": "told", "overrides": RECIPE},
         {"run": "poisoned", "overrides": RECIPE, "poison": 5},
         {"run": "sharded", "overrides": LONGER},
@@ -64,6 +68,9 @@ def runs(cache_folder, tmp_path_factory):
         killed = any("kill_at" in each for each in job)
         assert (done.returncode != 0) == killed, done.stdout + done.stderr
         assert ("Signal 9" in done.stderr) == killed, done.stdout + done.stderr
+        if number == 0:  # by one process, in between
+            with contextlib.redirect_stdout((folder / "between.log").open("w")):
+                run_one(str(cache_folder), str(folder / "elastic"), LONGER)
     return folder
 
 
@@ -154,3 +161,18 @@ def test_a_signal_to_one_process_ends_all_with_one_saved_step_and_the_run_contin
     assert re.search(r"(?m)^told: .* steps 4 to 6", (runs / "1.log").read_text())
     assert_same_bits(state(runs / "cut"), state(runs / "told"))
     assert losses(runs / "cut") == losses(runs / "told")
+
+
+def test_a_run_by_two_processes_then_one_then_two_again_is_the_run_of_one(runs, cache_folder, tmp_path):
+    """Up to float rounding, since two processes sum gradients in another order; both changes are said."""
+    for steps in (6, 8, 10):
+        run_one(str(cache_folder), str(tmp_path / "alone"), [*RECIPE, f"train.num_steps={steps}"])
+    alone, elastic = losses(tmp_path / "alone"), losses(runs / "elastic")
+    assert [row[0] for row in elastic] == [2, 4, 6, 8, 10]
+    for a, b in zip(alone, elastic, strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+    told = (
+        "saved by {} process(es), continued by {}: the same images and noise at each step, losses equal up to"
+    )
+    assert told.format(2, 1) in (runs / "between.log").read_text()
+    assert told.format(1, 2) in (runs / "1.log").read_text()

@@ -66,10 +66,10 @@ def run_one(
         if trainer.step == break_at:
             raise Broken
 
-    os.environ[runtime.SHARDING] = str(sharded).lower()
-    file = Path(f"{run}.{os.environ['RANK']}.yaml")
+    file = Path(f"{run}.{os.environ.get('RANK', 0)}.yaml")
     file.write_text(TINY.format(run=run, name="SiT-ViT5-S/2", latents=latents))
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Broken):
+        patch.setenv(runtime.SHARDING, str(sharded).lower())
         if hidden and not runtime.is_main_process():
             for module in (checkpoint, continuation):
                 patch.setattr(module, "step_folders", lambda run: [])
