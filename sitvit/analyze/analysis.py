@@ -69,8 +69,8 @@ def describe(
     batch_size: int,
 ) -> dict[str, Any]:
     """All that the numbers follow from; ValueError for a number that makes no sense."""
-    if not times or min(times) < 0 or max(times) > 1:
-        raise ValueError(f"times must be from 0 (noise) to 1 (data), got {times}")
+    if not times or len(set(times)) < len(times) or not all(0 <= t <= 1 for t in times):
+        raise ValueError(f"times must be different, from 0 (noise) to 1 (data), got {times}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     if not 0 <= seed < 2**63:

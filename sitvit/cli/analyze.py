@@ -53,6 +53,7 @@ def analyze(arguments: list[str]) -> None:
     settings = networks, latents, count, options.times, options.seed, options.batch_size
     found = analysis.read_analysis(out, analysis.describe(*settings))
     if found is None:
+        out.mkdir(parents=True, exist_ok=True)  # what cannot be written is told before the work
         found = analysis.analyze(*settings, runtime.processes().device)
         runtime.write_json(out / analysis.RECORD, {**found, "command": runtime.command_line()})
     for path in [out / analysis.RECORD, *write_figures(found, out)]:

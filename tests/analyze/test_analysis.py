@@ -145,6 +145,8 @@ def test_a_dit_is_asked_at_its_own_timesteps(cache):
         ({"num_images": 65}, "from 4 to the 64 of"),
         ({"num_images": 3}, "from 4 to the 64 of"),
         ({"times": [0.5, 1.5]}, r"from 0 \(noise\) to 1 \(data\)"),
+        ({"times": [0.5, 0.5]}, "times must be different"),
+        ({"times": [float("nan")]}, "times must be different"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"seed": -1}, "seed must be from 0"),
     ],
@@ -165,29 +167,38 @@ def test_names_are_what_tells_places_apart():
         names_of([step, step])
 
 
-def test_the_verb_writes_numbers_and_figures_once_and_refuses_to_mix(trained_run, tmp_path, capsys):
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Drawing takes most of the time of a tiny analysis."""
+    monkeypatch.setattr("sitvit.report.analysis.write_figures", lambda analysis, out: [])
+
+
+def test_the_verb_writes_the_numbers_with_their_weights_and_all_figures(trained_run, tmp_path):
+    command = [str(trained_run), "--num-images", "32", "--times", "0.5", "--out", str(tmp_path / "out")]
+    cli.analyze(command)
+    names = {"probe", "attention_distance", "token_norms", "gates", "attention_maps"}
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert files == {"analysis.json", *(f"{name}.png" for name in names)}
+    found = json.loads((tmp_path / "out" / "analysis.json").read_text())
+    assert found["networks"]["run"]["weights_sha256"] == open_trained(str(trained_run)).weights_sha256
+    assert found["protocol"]["num_images"] == 32
+
+
+def test_an_analysis_is_made_once_and_never_overwritten_by_another(trained_run, tmp_path, undrawn):
     shutil.copytree(trained_run, tmp_path / "run", ignore=shutil.ignore_patterns("analysis"))
     command = [str(tmp_path / "run"), "--num-images", "32", "--times", "0.5"]
     cli.analyze(command)
     out = tmp_path / "run" / "analysis"
-    names = {"probe", "attention_distance", "token_norms", "gates", "attention_maps"}
-    assert {path.name for path in out.iterdir()} == {"analysis.json", *(f"{name}.png" for name in names)}
     content = (out / "analysis.json").read_bytes()
-    found = json.loads(content)
-    trained = open_trained(str(tmp_path / "run"))
-    assert found["networks"]["run"]["weights_sha256"] == trained.weights_sha256
-    assert found["protocol"]["num_images"] == 32
     cli.analyze(command)
-    assert (out / "analysis.json").read_bytes() == content
     with pytest.raises(ValueError, match="of other weights or settings; choose another --out"):
         cli.analyze([*command, "--weights", "model"])
     assert (out / "analysis.json").read_bytes() == content
     cli.analyze([*command, "--weights", "model", "--step", "3"])
     assert (out / "step_0000003" / "analysis.json").is_file()
-    capsys.readouterr()
 
 
-def test_latents_that_are_gone_are_asked_for_by_name(trained_run, cache_folder, tmp_path):
+def test_latents_that_are_gone_are_asked_for_by_name(trained_run, cache_folder, tmp_path, undrawn):
     shutil.copytree(trained_run, tmp_path / "run")
     (config,) = (tmp_path / "run" / "checkpoints").glob("step_0000006/config.yaml")
     moved = config.read_text().replace(str(cache_folder), "gone")
@@ -200,7 +211,7 @@ def test_latents_that_are_gone_are_asked_for_by_name(trained_run, cache_folder, 
         cli.analyze([str(tmp_path / "run")])
     few = ["--num-images", "8", "--times", "0.5"]
     cli.analyze([str(tmp_path / "run"), "--data", str(cache_folder), *few])
-    assert (tmp_path / "run" / "analysis" / "probe.png").is_file()
+    assert (tmp_path / "run" / "analysis" / "analysis.json").is_file()
 
 
 def test_a_bare_network_needs_data_and_no_autoencoder_and_two_networks_a_place(
