@@ -200,14 +200,15 @@ def ddpm_sample(
     Raises:
         FloatingPointError: the result is not finite.
     """
-    x = _wide(x)
+    x, bad = _wide(x), None
     for step, index in enumerate(reversed(range(len(diffusion)))):
         prediction = diffusion.evaluate(network, x, index)
         x = prediction.mean
         if index > 0:
             x = x + (prediction.log_variance / 2).exp() * noise(step).to(x)
+        bad = _first_bad(bad, x, diffusion.timesteps[index])
         on_step(x)
-    return _finite(x, f"{len(diffusion)} steps of DDPM")
+    return _finite(x, f"{len(diffusion)} steps of DDPM", bad)
 
 
 def ddim_sample(
@@ -228,7 +229,7 @@ def ddim_sample(
     """
     if not 0 <= eta <= 1:
         raise ValueError(f"eta must be from 0 (no noise) to 1 (as DDPM), got {eta}")
-    x = _wide(x)
+    x, bad = _wide(x), None
     for step, index in enumerate(reversed(range(len(diffusion)))):
         prediction = diffusion.evaluate(network, x, index)
         variance = eta**2 * diffusion.posterior_variance
@@ -237,8 +238,9 @@ def ddim_sample(
         x = alpha * prediction.x_1_hat + sigma * prediction.noise_hat
         if eta > 0 and index > 0:
             x = x + _at(variance.sqrt(), index, x) * noise(step).to(x)
+        bad = _first_bad(bad, x, diffusion.timesteps[index])
         on_step(x)
-    return _finite(x, f"{len(diffusion)} steps of DDIM")
+    return _finite(x, f"{len(diffusion)} steps of DDIM", bad)
 
 
 def ddim_encode(
@@ -252,14 +254,15 @@ def ddim_encode(
     The same steps backwards: the one to timestep t is made with the noise predicted at t, for the state
     before (as in diffusers' DDIMInverseScheduler). Calls, result and errors as in `ddpm_sample`.
     """
-    x = _wide(x)
+    x, bad = _wide(x), None
     for index, timestep in enumerate(diffusion.timesteps.tolist()):
         output = network(x, torch.full((len(x),), timestep, device=x.device))
         noise_hat, _ = _noise_and_variance(output, x)
         alpha, sigma = _coefficients(diffusion.alpha_bar_before, index, x)
         x = diffusion.diffuse(noise_hat, (x - sigma * noise_hat) / alpha, index)
+        bad = _first_bad(bad, x, diffusion.timesteps[index])
         on_step(x)
-    return _finite(x, f"{len(diffusion)} steps of DDIM back")
+    return _finite(x, f"{len(diffusion)} steps of DDIM back", bad)
 
 
 def _noise_and_variance(output: Tensor, x_t: Tensor) -> tuple[Tensor, Tensor]:
@@ -294,8 +297,17 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _finite(x: Tensor, what: str) -> Tensor:
+def _first_bad(first: Tensor | None, x: Tensor, timestep: Tensor) -> Tensor:
+    """The first timestep from which a step gave a state that is not finite; -1: none so far."""
+    first = torch.full((), -1, device=x.device) if first is None else first
+    bad = ~torch.isfinite(x).all()
+    return torch.where(bad & (first < 0), timestep.to(x.device), first)
+
+
+def _finite(x: Tensor, what: str, bad_from: Tensor | None) -> Tensor:
     # Looked at once, at the end: each look waits for a GPU.
-    if not torch.isfinite(x).all():
-        raise FloatingPointError(f"the sample is not finite after {what}")
+    if bad_from is not None and bad_from >= 0:
+        raise FloatingPointError(
+            f"the sample is not finite after {what}, from the step at timestep {int(bad_from)} on"
+        )
     return x

@@ -159,10 +159,15 @@ def _check_steps(num_steps: int) -> None:
         )
 
 
+def _name_time(t: float) -> str:
+    return f"t = {t:.6g} (timestep {int(timestep_of(torch.tensor(t)))})"
+
+
 def _run(
     network: Velocity, x: Tensor, name: str, steps: Callable[[NoiseNetwork, Tensor], Tensor]
 ) -> Solution:
-    counted = Evaluations(network, eager=False, same_shape=False)  # a variance may follow the noise
+    # A variance may follow the noise, so the shapes differ.
+    counted = Evaluations(network, eager=False, same_shape=False, name_time=_name_time)
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     try:
         x = steps(lambda x, timesteps: counted(x, time_of(timesteps)), x)

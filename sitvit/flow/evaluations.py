@@ -30,11 +30,17 @@ class Evaluations:
     """A velocity that counts its calls and notes at which time each sample was first not finite.
 
     With `same_shape` the output must have the state's shape. With `eager` it raises at once, which waits for
-    a GPU at each call; without, `solution` does at the end.
+    a GPU at each call; without, `solution` does at the end. `name_time` says a time for people.
     """
 
-    def __init__(self, velocity: Velocity, eager: bool, same_shape: bool = True) -> None:
-        self.velocity, self.eager, self.same_shape = velocity, eager, same_shape
+    def __init__(
+        self,
+        velocity: Velocity,
+        eager: bool,
+        same_shape: bool = True,
+        name_time: Callable[[float], str] = lambda t: f"t = {t:.6g}",
+    ) -> None:
+        self.velocity, self.eager, self.same_shape, self.name_time = velocity, eager, same_shape, name_time
         self.count = 0
         self._times: Tensor | None = None
         self._first_bad: Tensor | None = None
@@ -66,7 +72,7 @@ class Evaluations:
         bad = (~self._first_bad.isnan()).nonzero().flatten().tolist()
         if bad:
             raise FloatingPointError(
-                f"the network's output is not finite at t = {float(self._first_bad[bad[0]]):.6g} "
+                f"the network's output is not finite at {self.name_time(float(self._first_bad[bad[0]]))} "
                 f"(sample {bad[0]} of the batch, {len(bad)} in all)"
             )
 

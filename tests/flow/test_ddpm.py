@@ -520,8 +520,15 @@ def test_a_bfloat16_network_is_rounded_once_and_the_state_never():
 
 @pytest.mark.parametrize("sample", SAMPLERS)
 def test_a_sample_that_is_not_finite_is_an_error(sample):
-    with pytest.raises(FloatingPointError, match="not finite after 2 steps of DD"):
+    """It names the timestep of the first step that gave one."""
+    with pytest.raises(FloatingPointError, match="not finite after 2 steps of DD.* at timestep (999|0) on"):
         sample(respaced(2), lambda x, t: x * math.nan, torch.ones(1, 4, 1, 1), lambda step: torch.ones(1))
+
+    def network(x, t):
+        return torch.where(t.view(-1, 1, 1, 1) == 500, math.nan, x)
+
+    with pytest.raises(FloatingPointError, match="not finite after 1000 steps of DD.* at timestep 500 on"):
+        sample(respaced(1000), network, torch.ones(1, 4, 1, 1), lambda step: torch.ones(1))
 
 
 @pytest.mark.parametrize("eta", [-0.1, 1.1, math.nan])

@@ -83,7 +83,7 @@ def test_an_output_that_is_not_finite_names_its_time():
     def network(x, timesteps, labels):
         return x / 0 if timesteps[0] == 500 else x
 
-    with pytest.raises(FloatingPointError, match="not finite at t = 0.4995"):
+    with pytest.raises(FloatingPointError, match=r"not finite at t = 0.4995 \(timestep 500\)"):
         run(Ddim(num_steps=1000), network, torch.randn(3, 4, 2, 2), lambda i: torch.zeros(1))
 
 
