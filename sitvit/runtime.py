@@ -131,6 +131,11 @@ class StopRequest:
     def __exit__(self, *_: object) -> None:
         self._restore()
 
+    def check(self) -> None:
+        """KeyboardInterrupt where a stop was asked for: for work that may be left at any point."""
+        if self.requested:
+            raise KeyboardInterrupt("stopped; the same command continues with what is not there yet")
+
     def _note(self, *_: object) -> None:
         self.requested = True
         self._restore()

@@ -134,13 +134,12 @@ def _write_missing(out: Path, job: Job, process_index: int, num_processes: int) 
         for batch, indices in missing.items():
             if not indices:
                 continue
-            images: np.ndarray = job.batch(batch, tick)
+            images: np.ndarray = job.batch(batch, tick, stop.check)
             for index in indices:
                 samples.write_image(samples.image_path(out, index), images[index - batch.start])
             if not in_batch:
                 bar.update()
-            if stop.requested:
-                raise KeyboardInterrupt("stopped; the same command continues with the next images")
+            stop.check()
 
 
 def default_folder(job: Job, settings: SampleSettings) -> Path:

@@ -133,21 +133,39 @@ class Job:
             indices = range(batch.start, min(batch.stop, self.num_images))
             yield indices, self.batch(batch, on_step)[: len(indices)]
 
-    def batch(self, indices: range, on_step: Callable[[Tensor], object] = no_progress) -> np.ndarray:
-        """The images `indices`, uint8 (B, H, W, 3); FloatingPointError naming them where not finite."""
+    def batch(
+        self,
+        indices: range,
+        on_step: Callable[[Tensor], object] = no_progress,
+        on_call: Callable[[], object] = lambda: None,
+    ) -> np.ndarray:
+        """The images `indices`, uint8 (B, H, W, 3); FloatingPointError naming them where not finite.
+
+        `on_call` is called before each call of the network, and may end the work by raising.
+        """
         try:
-            pixels = self.decode(self.latents(indices, on_step))
+            pixels = self.decode(self.latents(indices, on_step, on_call))
         except FloatingPointError as error:
             raise FloatingPointError(f"images {indices.start} to {indices.stop - 1}: {error}") from None
         return pixels_to_images(pixels).cpu().numpy()
 
-    def latents(self, indices: range, on_step: Callable[[Tensor], object] = no_progress) -> Tensor:
-        """The latents (B, C, h, w) float32 of the images `indices`."""
-        keys = self.keys(indices)
+    def latents(
+        self,
+        indices: range,
+        on_step: Callable[[Tensor], object] = no_progress,
+        on_call: Callable[[], object] = lambda: None,
+    ) -> Tensor:
+        """The latents (B, C, h, w) float32 of the images `indices`; `on_call` as in `batch`."""
+        keys, velocity = self.keys(indices), self.velocity(self.labels_of(indices))
+
+        def watched(x: Tensor, t: Tensor) -> Tensor:
+            on_call()
+            return velocity(x, t)
+
         solution = sample_latents(
             self.trained,
             self.sampler,
-            self.velocity(self.labels_of(indices)),
+            watched,
             partial(noise_of, keys, self.latent_shape),
             self.device,
             on_step,

@@ -1,7 +1,9 @@
 """Image i is a pure function of (weights, settings, seed, i); more of it in test_invariance.py."""
 
+import os
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from sitvit.data.images import read_image
 from sitvit.flow.guidance import Guidance
 from sitvit.flow.samplers import AdaptiveOde, FixedOde, Sde
 from sitvit.generate import draws, generation
+from sitvit.generate import job as job_module
 from sitvit.generate.draws import keys_of, resolve_labels
 from sitvit.generate.generation import generate
 from sitvit.generate.job import Job
@@ -73,6 +76,30 @@ def test_steps_too_few_for_a_diffusion_are_said_before_the_first_image(checkpoin
     assert not capsys.readouterr().out
     with pytest.raises(ValueError, match="diffusion SBDM .* num_steps 2 .* num_steps 25 would do"):
         job(checkpoint, Sde(num_steps=2, diffusion="SBDM"))
+
+
+@pytest.mark.parametrize("sampler", [AdaptiveOde("dopri5"), FixedOde("heun", 3)], ids=lambda s: s.name)
+def test_a_signal_is_heeded_at_the_next_call_of_the_network_and_the_job_continues(run, monkeypatch, sampler):
+    calls = []
+    bound = job_module.bind
+
+    def bind(*arguments):
+        velocity = bound(*arguments)
+
+        def signalled(x, t):
+            calls.append(1)
+            if len(calls) == 9:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return velocity(x, t)
+
+        return signalled
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job_module, "bind", bind)
+        with pytest.raises(KeyboardInterrupt, match="the same command continues"):
+            run("stopped", sampler=sampler)
+    assert len(calls) == 9
+    assert pictures(run("stopped", sampler=sampler)) == pictures(run("whole", sampler=sampler))
 
 
 def test_noise_of_an_image_is_the_same_bits_in_every_batch():
