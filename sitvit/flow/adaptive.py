@@ -6,8 +6,10 @@ steps are powers of two. An error's estimate is a difference in which most digit
 followed it smoothly would turn the rounding of another batch size into another grid, which moves the result
 by up to the tolerance. A power of two is the same for all estimates but those next to a threshold.
 
-Solvers that share a step over the batch give an image that moves with its batch mates in any case.
-Images that have arrived wait: the network is called on the whole batch, so that its shape never changes.
+Images that have arrived wait: the network is called on the whole batch, so that its shape never changes. As
+kernels of one shape round a row alike, an image has the same bits whatever its mates are in a batch of one
+size. In a batch of another size it moves by rounding, but for the few with an estimate next to a threshold,
+which move within the tolerance. Solvers that share a step over the batch move all of them in any case.
 """
 
 from collections.abc import Callable
