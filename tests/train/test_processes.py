@@ -24,12 +24,13 @@ from .trainings import run_one
 RECIPE = ["train.micro_batch_size=2", "train.clip_grad_norm=0.5", "train.ema_widths=[0.1]"]
 BF16 = [*RECIPE, "train.precision=bf16"]
 LONGER = [*RECIPE, "train.num_steps=8"]
+WATCHED = ["train.statistics_every=6", "train.preview_every=6"]
 JOBS = [
     [
         {"run": "whole", "overrides": RECIPE},
         {"run": "sharded", "overrides": RECIPE, "sharded": True},
         {"run": "whole_bf16", "overrides": BF16},
-        {"run": "sharded_bf16", "overrides": BF16, "sharded": True},
+        {"run": "sharded_bf16", "overrides": [*BF16, *WATCHED], "sharded": True},
         {"run": "sharded_cut", "overrides": RECIPE, "sharded": True, "break_at": 4},
         {"run": "elastic", "overrides": RECIPE},
         {"run": "told", "overrides": [*RECIPE, "train.save_every=1000000"], "signal_at": 2},
@@ -176,3 +177,8 @@ def test_a_run_by_two_processes_then_one_then_two_again_is_the_run_of_one(runs, 
     )
     assert told.format(2, 1) in (runs / "between.log").read_text()
     assert told.format(1, 2) in (runs / "1.log").read_text()
+
+
+def test_a_sharded_run_is_previewed_and_its_blocks_are_looked_at(runs):
+    assert (runs / "sharded_bf16" / "previews" / "step_0000006.png").is_file()
+    assert "logit_max_01" in read_metrics(runs / "sharded_bf16")[-1]

@@ -21,8 +21,10 @@ import pytest
 from sitvit import runtime
 from sitvit.config import Config, load_config
 from sitvit.data.stream import TrainingBatch, TrainingStream
+from sitvit.generate.preview import Preview
 from sitvit.train import checkpoint, continuation
 from sitvit.train.loop import train
+from sitvit.train.statistics import Statistics
 from sitvit.train.trainer import Row, Trainer
 
 from ..conftest import TINY
@@ -76,7 +78,7 @@ def run_one(
         if poison is not None:
             patch.setattr(TrainingStream, "batch", poisoned(poison))
         try:
-            train(load_config(file, list(overrides), Config), hooks=[end])
+            train(load_config(file, list(overrides), Config), hooks=[Statistics(), Preview(), end])
         except (ValueError, runtime.Stopped) as error:
             file.with_suffix(".error").write_text(str(error))
 
