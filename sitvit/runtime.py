@@ -296,6 +296,21 @@ def peak_memory_mib() -> int:
     return peak // (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 
+def forget_gpu_memory() -> None:
+    """Count `peak_gpu_memory` from here on."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_gpu_memory() -> int | None:
+    """The most bytes that this process's tensors have held on its GPU; None without one."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+
+
 def versions() -> dict[str, str]:
     """What made a file: versions of Python, sitvit and the packages that its bits depend on."""
     packages = ("torch", "accelerate", "diffusers", "safetensors", "numpy")

@@ -18,7 +18,7 @@ OWNERS = {
     "torchvision": set(),
     "torchdiffeq": {"flow/ode.py"},
     "accelerate": {"runtime.py", "train/"},
-    "matplotlib": {"report/figures.py", "report/analysis.py"},
+    "matplotlib": {"report/"},
     "PIL": {"data/images.py", "generate/samples.py"},
     "datasets": {"data/hub.py"},
     "diffusers": {"data/autoencoder.py", "models/", "generate/pipeline.py"},

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import runtime
-from ..config import Config
+from ..config import Config, flat
 from ..eval.settings import EvaluationConfig
 from .settings import Arm, ComparisonConfig
 
@@ -70,7 +70,7 @@ class Cell:
     @property
     def settings(self) -> dict[str, Any]:
         """All that its result follows from, by dotted key."""
-        settings = _flat(self.run.to_dict())
+        settings = flat(self.run.to_dict())
         if self.kind != "train":
             settings = {key: value for key, value in settings.items() if key not in NOT_THE_RESULT}
             if self.run.train.decay_steps == 0:  # a checkpoint on the way does not know where the run ends
@@ -103,10 +103,14 @@ class Cell:
             )
         return found["done"] and not longer
 
-    def note(self, done: bool, seconds: float | None = None) -> None:
-        """Write down that it is begun, or done."""
+    def note(self, done: bool, seconds: float | None = None, gpu_memory_bytes: int | None = None) -> None:
+        """Write down that it is begun, or done, and what that took (of its last start)."""
         if runtime.is_main_process():
-            about = {"command": runtime.command_line(), "seconds": seconds}
+            about = {
+                "command": runtime.command_line(),
+                "seconds": seconds,
+                "gpu_memory_bytes": gpu_memory_bytes,
+            }
             record = {"settings": self.settings, "done": done, **about}
             runtime.write_json(self.record_path, record)
 
@@ -153,10 +157,3 @@ def cells_of(comparison: ComparisonConfig) -> list[Cell]:
             shown = dataclasses.replace(shown, num_images=comparison.grid_images, labels=["balanced"])
             cells.append(Cell("grid", arm, first, last, scale, out, run, shown))
     return cells
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat

@@ -1,173 +1,155 @@
-"""The report of a comparison: result.json, and from it alone a page, a Markdown text and a table."""
+"""The report of a comparison: OUT/result.json, and from it alone a page, a Markdown text, tables and figures.
+
+report.html          all of it in one file      figures/*.png        what the page shows
+report.md            the same as text           values.csv           every measured value, unrounded
+result.json          every number               differences.csv      every paired difference, unrounded
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .. import runtime
 from ..generate.samples import RECORD, Samples
-from ..report.figures import difference_figure, grid_figure, save_figure, value_figure
-from ..report.html import STYLE, image, table, text
+from ..report.comparison import write_figures
+from ..report.figures import pair_grid, save_figure
+from ..report.page import analysis_images, bullets, image, note, page, table, text
 from .cells import Cell
 from .result import collect
 from .settings import ComparisonConfig
+from .tables import Result, headline, not_concluded, tables
 from .work import grid_folder
 
-PHONE = "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-WIDE = ".wide { overflow-x: auto }"
+Figures = list[tuple[Path, str]]
+"""Each picture and what it shows."""
 
-Table = tuple[str, list[str], list[list[str]]]
+VALUE_COLUMNS = ("arm", "seed", "step", "cfg_scale", "training_flop")
+DIFFERENCE_COLUMNS = (
+    "first", "second", "step", "first_cfg_scale", "second_cfg_scale", "mean", "low", "high", "bootstrap_low",
+    "bootstrap_high", "num_seeds", "verdict",
+)  # fmt: skip
+INTERVALS = """\
+Each difference is within a seed, then averaged. Its interval is Student's over seeds, at least as wide as the
+spread of the samples; where it holds zero, the arms are not separable. The bootstrap stands beside it and
+decides nothing: with few seeds it is too narrow."""
+
+STEP_TIME = """\
+Parameters, FLOPs (a multiply-add is two, training three times the forward pass) and bytes in training follow
+from the network's geometry. Seconds a step are measured, as a median over each run; other work on the machine
+moves them."""
 
 
 def write_comparison(comparison: ComparisonConfig, cells: Sequence[Cell]) -> list[Path]:
-    """Write OUT/report.html, report.md, result.json, values.csv and figures/; returns what was written.
+    """Write the files named above; returns them.
 
     Raises:
         ValueError: no evaluation is finished.
     """
-    result, out = collect(comparison, cells), Path(comparison.out)
-    runtime.write_json(out / "result.json", result)
-    pictures = _pictures(result, cells, out / "figures")
-    tables = tables_of(result)
-    page = out / "report.html", out / "report.md", out / "values.csv"
-    for path, content in zip(
-        page, (html_page(result, tables, pictures), markdown(result, tables), values_csv(result)), strict=True
-    ):
+    out = Path(comparison.out)
+    runtime.write_json(out / "result.json", collect(comparison, cells))
+    result = runtime.read_json(out / "result.json")
+    figures, grids = write_figures(result, out / "figures"), _grids(cells, out / "figures")
+    written = [out / "report.html", out / "report.md", out / "values.csv", out / "differences.csv"]
+    contents = [html_page(result, figures, grids), markdown(result, figures + grids), values_csv(result)]
+    for path, content in zip(written, [*contents, differences_csv(result)], strict=True):
         with runtime.write_aside(path) as temporary:
             temporary.write_text(content, "utf-8")
-    return [*page, out / "result.json", *pictures]
+    return [*written, out / "result.json", *(path for path, _ in figures + grids)]
 
 
-def _pictures(result: dict[str, Any], cells: Sequence[Cell], folder: Path) -> list[Path]:
-    made = [folder / "distance.png", folder / "difference.png"]
-    save_figure(made[0], lambda: value_figure(result))
-    save_figure(made[1], lambda: difference_figure(result["differences"], result["metric"]))
-    if result["losses"]:
-        made.append(folder / "loss_difference.png")
-        save_figure(made[-1], lambda: difference_figure(result["losses"], "training loss"))
+def _grids(cells: Sequence[Cell], folder: Path) -> Figures:
+    """A picture a guidance scale: what each arm that has its samples makes of the same noise."""
+    made: dict[float, list[tuple[Cell, Samples]]] = {}
     for cell in cells:
         where = grid_folder(cell)
         if cell.kind == "grid" and (where / RECORD).is_file():
-            made.append(folder / f"{cell.name}.png")
-            title = f"{cell.arm.name}, step {cell.step}, cfg {cell.cfg_scale:g}, seed {cell.seed}"
-            save_figure(made[-1], partial(grid_figure, Samples(where), title))
-    return made
+            made.setdefault(cell.cfg_scale, []).append((cell, Samples(where)))
+    pictures = []
+    for scale, found in made.items():
+        first = found[0][0]
+        path = folder / f"grid-cfg_{scale:g}.png"
+        how = f"step {first.step}, {'unguided' if scale == 1 else f'cfg {scale:g}'}, seed {first.seed}"
+        sides = [(cell.arm.name, samples) for cell, samples in found]
+        save_figure(path, partial(pair_grid, sides, f"The same noise and classes, {how}"))
+        names = ", ".join(name for name, _ in sides)
+        pictures.append((path, f"Images of {names} from the same noise and classes, {how}"))
+    return pictures
 
 
-def tables_of(result: dict[str, Any]) -> list[Table]:
-    """Title, head and rows of each table."""
-    metric = result["metric"]
-    percent = f"{100 * result['confidence']:g} %"
-    differences = [
-        [f"{d['second']} - {d['first']}", str(d["step"]), _scales(d), shown(d["mean"]),
-         _interval(d["low"], d["high"]), _interval(d["bootstrap_low"], d["bootstrap_high"]),
-         str(d["num_seeds"]), d["verdict"]]
-        for d in result["differences"]
-    ]  # fmt: skip
-    values = [
-        [v["arm"], str(v["seed"]), str(v["step"]), f"{v['cfg_scale']:g}",
-         *(shown(number) for number in v["metrics"].values())]
-        for v in result["values"]
-    ]  # fmt: skip
-    costs = [
-        [arm["name"], arm["model"], " ".join(arm["overrides"]) or "-", f"{arm['parameters']:,}",
-         f"{arm['forward_flops']:,}", f"{arm['memory_bytes']:,}", shown(arm["seconds_a_step"])]
-        for arm in result["arms"]
-    ]  # fmt: skip
-    return [
+def html_page(result: Result, figures: Figures, grids: Figures) -> str:
+    """One page without outside links, from `result` and the pictures."""
+    by_name = {path.stem: image(path, told, told) for path, told in figures}
+    made = {
+        key: table(name, head, rows, n) if rows else ""
+        for key, (name, head, rows, n) in tables(result).items()
+    }
+    versions = "; ".join(" ".join(pair) for v in result["provenance"]["versions"] for pair in v.items())
+    show: Callable[..., list[str]] = lambda *names: [by_name[name] for name in names if name in by_name]  # noqa: E731
+    sections = [
+        ("Differences", [*show("difference"), note(INTERVALS), made["differences"]]),
+        ("The ladder", [*show("waterfall"), made["ladder"]] if result["ladder"] else []),
+        (result["metric"], show("distance", "compute", "guidance")),
+        ("Loss", show("loss", "loss_difference")),
+        ("Images", [image(path, told, told) for path, told in grids]),
         (
-            f"Paired differences in {metric} (lower is better)",
-            ["difference", "step", "cfg", "mean", percent, "bootstrap", "seeds", "verdict"],
-            differences,
+            "Inside the networks",
+            [part for at in result["analyses"] for part in analysis_images(Path(at).parent)],
         ),
-        (
-            "Cost",
-            ["arm", "network", "overrides", "parameters", "FLOPs an image", "bytes in training", "s a step"],
-            costs,
-        ),
-        ("Every value", ["arm", "seed", "step", "cfg", *result["values"][0]["metrics"]], values),
-        (
-            "Published, by others",
-            ["arm", "step", "cfg", "value", "source"],
-            [
-                [r["arm"], str(r["step"]), f"{r['cfg_scale']:g}", shown(r["value"]), r["source"]]
-                for r in result["references"]
-            ],
-        ),
+        ("Cost", [note(STEP_TIME), made["cost"]]),
+        ("Not concluded", [bullets(not_concluded(result))]),
+        ("Published", [made["references"]]),
+        ("Every value", [made["values"]]),
+        ("Protocol", [made["arms"], made["protocol"]]),
+        ("Provenance", [*map(_code, result["provenance"]["commands"]), _code(versions)]),
     ]
+    return page(title(result), [bullets(headline(result))], sections)
 
 
-def conclusions(result: dict[str, Any]) -> list[str]:
-    """What can be said, and what cannot."""
-    told = []
-    for d in result["differences"]:
-        what = f"{d['second']} against {d['first']} at step {d['step']}, cfg {_scales(d)}"
-        says = {
-            "not separable": "not separable: the interval holds zero",
-            "unknown": "one seed and no spread: nothing can be concluded",
-        }.get(d["verdict"], f"{d['verdict']} {result['metric']}")
-        told.append(f"{what}: {says}.")
-    told.append("The guidance of each arm was chosen on the images that it is reported on.")
-    told += [f"Not finished: {name}." for name in result["missing"]]
-    return told
+def title(result: Result) -> str:
+    """The arms by name."""
+    return " against ".join(arm["name"] for arm in result["arms"])
 
 
-def html_page(result: dict[str, Any], tables: list[Table], pictures: list[Path]) -> str:
-    """One page without outside links."""
-    first = result["values"][0]
-    protocol = f"{first['num_samples']} images against {first['num_reference']}, {first['features']}"
-    body = [f"<h1>{text(' against '.join(arm['name'] for arm in result['arms']))}</h1>"]
-    body += ["<ul>", *(f"<li>{text(line)}" for line in conclusions(result)), "</ul>"]
-    for title, head, rows in tables:
-        if rows:
-            body.append(f"<h2>{text(title)}</h2><div class='wide'>{table(head, rows, 1)}</div>")
-    body += [image(path) for path in pictures]
-    body += [f"<h2>Protocol</h2><p class='note'>{text(protocol)}</p>"]
-    body += [f"<p><code>{text(str(result['comparison']))}</code></p>"]
-    body += [
-        f"<h2>Provenance</h2><p class='note'>{text(str(first['versions']))} {text(first['command'])}</p>"
-    ]
-    return (
-        f"<!doctype html><html lang='en'><meta charset='utf-8'>{PHONE}<title>sitvit comparison</title>"
-        f"<style>{STYLE}{WIDE}</style>" + "\n".join(body) + "</html>\n"
-    )
-
-
-def markdown(result: dict[str, Any], tables: list[Table]) -> str:
-    """The same as text."""
-    parts = ["\n".join(f"- {line}" for line in conclusions(result))]
-    for title, head, rows in tables:
+def markdown(result: Result, figures: Figures) -> str:
+    """The same as text, its pictures beside it."""
+    parts = [f"# {title(result)}", _list(headline(result)), "## Not concluded", _list(not_concluded(result))]
+    for name, head, rows, _ in tables(result).values():
         if rows:
             lines = [head, ["---"] * len(head), *rows]
-            parts.append(f"## {title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
+            body = "\n".join(
+                "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+            )
+            parts.append(f"## {name}\n\n{body}")
+    parts += [f"![{told}](figures/{path.name})" for path, told in figures]
     return "\n\n".join(parts) + "\n"
 
 
-def values_csv(result: dict[str, Any]) -> str:
+def values_csv(result: Result) -> str:
     """Every measured value, unrounded."""
     names = list(result["values"][0]["metrics"])
+    rows = [[*(v[key] for key in VALUE_COLUMNS), *(v["metrics"][n] for n in names)] for v in result["values"]]
+    return _csv([*VALUE_COLUMNS, *names], rows)
+
+
+def differences_csv(result: Result) -> str:
+    """Every paired difference (second - first), unrounded."""
+    return _csv(DIFFERENCE_COLUMNS, [[d[key] for key in DIFFERENCE_COLUMNS] for d in result["differences"]])
+
+
+def _csv(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["arm", "seed", "step", "cfg_scale", *names])
-    for v in result["values"]:
-        writer.writerow([v["arm"], v["seed"], v["step"], v["cfg_scale"], *(v["metrics"][n] for n in names)])
+    csv.writer(buffer, lineterminator="\n").writerows([head, *rows])
     return buffer.getvalue()
 
 
-def shown(value: float | None) -> str:
-    """A number of the JSON with four digits."""
-    return "-" if value is None else f"{value:.4g}"
+def _code(line: str) -> str:
+    return f"<p><code>{text(line)}</code></p>"
 
 
-def _interval(low: float | None, high: float | None) -> str:
-    return "-" if low is None else f"{shown(low)} to {shown(high)}"
-
-
-def _scales(d: dict[str, Any]) -> str:
-    one, two = d["first_cfg_scale"], d["second_cfg_scale"]
-    return f"{two:g}" if one == two else f"{two:g} and {one:g}"
+def _list(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)

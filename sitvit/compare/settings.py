@@ -98,6 +98,11 @@ class ComparisonConfig:
         before = names[:-1] if self.against == "previous" else [names[0]] * (len(names) - 1)
         return list(zip(before, names[1:], strict=True))
 
+    def cost_against(self, arm: str) -> str:
+        """Which arm's cost `arm`'s is held against: the first, or the first of its pair."""
+        names = [each.name for each in self.parsed_arms()]
+        return names[names.index(arm) // 2 * 2] if self.against == "pairs" else names[0]
+
     def parsed_references(self) -> list[Reference]:
         """The published numbers."""
         return [_reference(text) for text in self.references]

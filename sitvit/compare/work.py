@@ -53,8 +53,10 @@ def do(cell: Cell) -> None:
         runtime.say(f"== {cell.name}")
         cell.note(done=False)
         start = time.monotonic()
+        runtime.forget_gpu_memory()
         {"train": _train, "evaluate": _evaluate, "grid": _grid}[cell.kind](cell)
-        cell.note(done=True, seconds=round(time.monotonic() - start, 1))
+        seconds = round(time.monotonic() - start, 1)
+        cell.note(done=True, seconds=seconds, gpu_memory_bytes=runtime.peak_gpu_memory())
 
 
 def _train(cell: Cell) -> None:

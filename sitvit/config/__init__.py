@@ -10,7 +10,7 @@ The two small networks that ship with sitvit have schemas of their own, read by 
 """
 
 from .experiment import MAX_WIDTH, Config, DataConfig, ModelConfig, TrainConfig
-from .reading import dump_config, load_config
+from .reading import dump_config, flat, load_config
 from .small_networks import AutoencoderConfig, ClassifierConfig
 
 __all__ = [
@@ -22,5 +22,6 @@ __all__ = [
     "ModelConfig",
     "TrainConfig",
     "dump_config",
+    "flat",
     "load_config",
 ]

@@ -80,6 +80,14 @@ def _missing(values: Any, types: dict[str, str], given: set[str]) -> list[str]:
     return missing
 
 
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted key."""
+    leaves: dict[str, Any] = {}
+    for key, value in values.items():
+        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return leaves
+
+
 def dump_config(config: Config) -> str:
     """YAML from which `load_config` makes the same configuration again."""
     return OmegaConf.to_yaml(OmegaConf.create(_escaped(config.to_dict())))

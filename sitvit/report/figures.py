@@ -1,6 +1,6 @@
-"""Pictures: sample grids with the class of each row, and loss curves."""
+"""Pictures: sample grids with the class of each row, of one network or of several, and loss curves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,11 @@ MAX_ROWS = 20
 PER_CLASS = 10
 MAX_CELL = 128  # pixels of an image in a grid
 SMOOTHING = 5  # logged values in a running mean
+PAIR_COLUMNS = 12  # images in a row of a grid of several networks, over all of them
+MAX_PAIR_CELL = 96  # pixels of an image there
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555", "#8c6d31")
+"""Told apart by colour-blind eyes too (Okabe and Ito's, and two more)."""
 
 
 def grid_figure(samples: Samples, title: str) -> "Figure":
@@ -27,11 +32,7 @@ def grid_figure(samples: Samples, title: str) -> "Figure":
     num_columns = max(map(len, chosen))
     rows, columns = samples.read(int(chosen[0][0])).shape[:2]
     scale = max(1, MAX_CELL // (2 * columns)) if columns <= MAX_CELL else 1
-    sheet = np.full((len(classes) * rows, num_columns * columns, 3), 255, dtype=np.uint8)
-    for row, indices in enumerate(chosen):
-        for column, index in enumerate(indices):
-            top, left = row * rows, column * columns
-            sheet[top : top + rows, left : left + columns] = samples.read(int(index))
+    sheet = _sheet(samples, chosen, rows, columns)
     label_width, title_height, dpi = 1.4, 0.45, 100
     across, down = num_columns * columns * scale / dpi, len(classes) * rows * scale / dpi  # inches
     width, height = label_width + across + 0.1, title_height + down + 0.1
@@ -46,6 +47,54 @@ def grid_figure(samples: Samples, title: str) -> "Figure":
         spine.set_visible(False)
     figure.suptitle(title, fontsize=10, y=1 - 0.1 / height, va="top")
     return figure
+
+
+def pair_grid(made: Sequence[tuple[str, Samples]], title: str) -> "Figure":
+    """The same images of each arm side by side, a row a class: image i of one is image i of the other.
+
+    Raises:
+        ValueError: the arms' samples are not of the same seed and labels.
+    """
+    from matplotlib.figure import Figure
+
+    first = made[0][1]
+    for name, samples in made:
+        if (samples.record["seed"], samples.labels.tolist()) != (first.record["seed"], first.labels.tolist()):
+            raise ValueError(f"the images of {name} and {made[0][0]} are not of the same seed and labels")
+    classes = sorted(set(first.labels.tolist()))[:MAX_ROWS]
+    each = max(1, PAIR_COLUMNS // len(made))
+    chosen = [np.flatnonzero(first.labels == label)[:each] for label in classes]
+    each = max(map(len, chosen))
+    height, width = first.read(0).shape[:2]
+    shown = min(MAX_PAIR_CELL, 2 * width)  # pixels of an image in the figure
+    across, down, dpi = each * shown / 100, len(classes) * shown * height / width / 100, 100
+    gap, left, top = 0.15, 1.3, 0.75
+    size = (left + len(made) * (across + gap), top + down + 0.05)
+    figure = Figure(figsize=size, dpi=dpi)
+    for number, (name, samples) in enumerate(made):
+        sheet = _sheet(samples, chosen, height, width)
+        corner = (left + number * (across + gap)) / size[0]
+        axes = figure.add_axes((corner, 0.05 / size[1], across / size[0], down / size[1]))
+        axes.imshow(sheet, interpolation="nearest" if shown >= width else "antialiased")
+        axes.set_title(name, fontsize=10, pad=4, color=COLOURS[number % len(COLOURS)])
+        axes.set_xticks([])
+        labels = [first.class_names[label] for label in classes] if number == 0 else []
+        axes.set_yticks([(row + 0.5) * height - 0.5 for row in range(len(labels))], labels, fontsize=9)
+        axes.tick_params(length=0)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+    figure.suptitle(title, fontsize=10, y=1 - 0.1 / size[1], va="top")
+    return figure
+
+
+def _sheet(samples: Samples, chosen: Sequence[Any], height: int, width: int) -> Any:
+    """A row of images for each list of indices, in one array (H, W, 3); white where a row is short."""
+    sheet = np.full((len(chosen) * height, max(map(len, chosen)) * width, 3), 255, dtype=np.uint8)
+    for row, indices in enumerate(chosen):
+        for column, index in enumerate(indices):
+            at = (slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width))
+            sheet[at] = samples.read(int(index))
+    return sheet
 
 
 def loss_figure(curves: dict[str, list[dict[str, float]]]) -> "Figure":
@@ -68,55 +117,6 @@ def loss_figure(curves: dict[str, list[dict[str, float]]]) -> "Figure":
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
     axes.grid(alpha=0.3, which="both")
-    axes.legend()
-    return figure
-
-
-def value_figure(result: dict[str, Any]) -> "Figure":
-    """Distance against step of each arm, unguided: seeds faint, their mean strong; published: stars."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), dpi=100, layout="constrained")
-    axes = figure.add_subplot()
-    for number, arm in enumerate(result["arms"]):
-        values = [v for v in result["values"] if v["arm"] == arm["name"] and v["cfg_scale"] == 1]
-        points = [(v["step"], v["metrics"][result["metric"]]) for v in values]
-        steps = sorted({step for step, _ in points})
-        means = [np.mean([value for at, value in points if at == step]) for step in steps]
-        axes.plot(*np.array(points).T, "o", color=f"C{number}", alpha=0.35)
-        axes.plot(steps, means, "-", color=f"C{number}", label=arm["name"])
-        for told in result["references"]:
-            if told["arm"] == arm["name"] and told["cfg_scale"] == 1:
-                axes.plot(
-                    told["step"], told["value"], "*", color=f"C{number}", label=f"published: {arm['name']}"
-                )
-    axes.set_xlabel("optimizer step")
-    axes.set_ylabel(f"{result['metric']}, unguided")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    return figure
-
-
-def difference_figure(entries: list[dict[str, Any]], what: str) -> "Figure":
-    """Paired difference against step of each pair, with its interval; above zero the first is ahead."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 3.5), dpi=100, layout="constrained")
-    axes = figure.add_subplot()
-    unguided = [entry for entry in entries if entry.get("first_cfg_scale", 1) == 1]
-    for number, pair in enumerate(dict.fromkeys((entry["first"], entry["second"]) for entry in unguided)):
-        rows = [entry for entry in unguided if (entry["first"], entry["second"]) == pair]
-        steps = [row["step"] for row in rows]
-        axes.plot(
-            steps, [row["mean"] for row in rows], ".-", color=f"C{number}", label=f"{pair[1]} - {pair[0]}"
-        )
-        known = [row for row in rows if row["low"] is not None]
-        lows, highs = ([row[end] for row in known] for end in ("low", "high"))
-        axes.fill_between([row["step"] for row in known], lows, highs, color=f"C{number}", alpha=0.2)
-    axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_xlabel("optimizer step")
-    axes.set_ylabel(f"difference in {what}")
-    axes.grid(alpha=0.3)
     axes.legend()
     return figure
 

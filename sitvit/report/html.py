@@ -1,7 +1,5 @@
 """One self-contained page about some runs: results, pictures, and what was run at what cost."""
 
-import base64
-import html
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,14 +13,12 @@ from ..generate.samples import RECORD, Samples
 from ..train.checkpoint import Checkpoint, find_checkpoint
 from ..train.metrics import read_metrics
 from .figures import grid_figure, loss_figure, save_figure
+from .page import analysis_images, image, note, page, table, text
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; margin: 1rem 0; font-size: 14px }
-th, td { border-bottom: 1px solid #ccc; padding: .3rem .8rem; text-align: left; vertical-align: top }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums }
-img { max-width: 100% } code { font-size: 12.5px; overflow-wrap: anywhere } .note { color: #555 }
-"""
+HOW_TO_READ = f"""\
+{FashionFeatures.distance_name} is a Frechet distance in the features of a small classifier of Fashion-MNIST:
+lower is better; it is not FID and compares only with itself, at one number of images. Class agreement is the
+share of images that this classifier takes for the class that was asked for. Each row is one run and seed."""
 
 
 @dataclass(frozen=True)
@@ -84,31 +80,26 @@ def write_report(folders: list[Path], out: Path, figures_prefix: str | None) -> 
     if curves:
         save_figure(pictures / "loss.png", lambda: loss_figure(curves))
         written.append(pictures / "loss.png")
-    sections = []
+    made_of: list[str] = []
     for run in runs:
         for made in run.samples:
-            path = pictures / f"{run.folder.name}-{made.folder.name}.png"
-            save_figure(path, partial(grid_figure, made, grid_title(run, made)))
-            sections.append(f"<h2>{text(run.name)}</h2>{image(path)}{_how(made)}")
+            path, title = pictures / f"{run.folder.name}-{made.folder.name}.png", grid_title(run, made)
+            save_figure(path, partial(grid_figure, made, title))
+            made_of += [f"<h3>{text(run.name)}</h3>", image(path, f"Images of {title}"), _how(made)]
             written.append(path)
         sections += _analysis(run)
     if figures_prefix:
         written += _export(runs, curves, figures_prefix)
-    body = [
-        "<h1>What the runs made</h1>",
-        _results(runs),
-        "<h2>Training loss</h2>",
-        image(pictures / "loss.png") if curves else "",
-        *sections,
-        "<h2>What was run</h2>",
-        _stages(runs),
+    loss = [image(pictures / "loss.png", "Training loss against step of each run")] if curves else []
+    sections = [
+        ("Results", _results(runs)),
+        ("Training loss", loss),
+        ("Images", made_of),
+        ("Inside the networks", [part for run in runs for part in analysis_images(run.folder)]),
+        ("What was run", [_stages(runs)]),
     ]
-    page = (
-        "<!doctype html><html lang='en'><meta charset='utf-8'><title>sitvit report</title>"
-        f"<style>{STYLE}</style>" + "\n".join(body) + "</html>\n"
-    )
     with runtime.write_aside(out) as temporary:
-        temporary.write_text(page, "utf-8")
+        temporary.write_text(page("What the runs made", [], sections), "utf-8")
     return [out, *written]
 
 
@@ -144,7 +135,7 @@ def measured(folder: Path) -> list[dict[str, Any]]:
     return [runtime.read_json(path) for path in sorted(folder.glob("metrics_*.json"))]
 
 
-def _results(runs: list[Run]) -> str:
+def _results(runs: list[Run]) -> list[str]:
     rows = []
     for run in runs:
         last = f"{run.losses[-1]['loss']:.4f}" if run.losses else "-"
@@ -168,7 +159,7 @@ def _results(runs: list[Run]) -> str:
                 ]
             )
     if not rows:
-        return "<p>Nothing was evaluated yet: run scripts/evaluate.py --samples FOLDER.</p>"
+        return [note("Nothing was evaluated yet: run scripts/evaluate.py --samples FOLDER.")]
     head = [
         "model",
         "parameters",
@@ -179,13 +170,7 @@ def _results(runs: list[Run]) -> str:
         "distance",
         "class agreement",
     ]
-    note = (
-        f"<p class='note'>{FashionFeatures.distance_name} is a Frechet distance in the features of a small "
-        "classifier of Fashion-MNIST: lower is better; it is not FID and compares only with itself, at "
-        "the same number of images. Class agreement is the share of images that this classifier takes for "
-        "the class that was asked for. Each row is one run with one seed.</p>"
-    )
-    return table(head, rows, num_text_columns=1) + note
+    return [table("Results", head, rows, num_text_columns=1), note(HOW_TO_READ)]
 
 
 def _numbers(metrics: dict[str, Any]) -> list[str]:
@@ -229,27 +214,4 @@ def _stages(runs: list[Run]) -> str:
         [stage, record["command"], f"{record['seconds']:.0f}", f"{record['peak_memory_mib']:,}"]
         for stage, record in stages
     ]
-    return table(["stage", "command", "seconds", "peak MiB"], rows, num_text_columns=2)
-
-
-def table(head: list[str], rows: list[list[str]], num_text_columns: int) -> str:
-    """An HTML table; the first `num_text_columns` are text, the others numbers."""
-
-    def line(tag: str, cells: list[str]) -> str:
-        kinds = ["" if i < num_text_columns else " class='number'" for i in range(len(cells))]
-        return "<tr>" + "".join(
-            f"<{tag}{kind}>{text(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)
-        )
-
-    return "<table>" + line("th", head) + "".join(line("td", row) for row in rows) + "</table>"
-
-
-def image(path: Path) -> str:
-    """A picture inside the page."""
-    data = base64.b64encode(path.read_bytes()).decode()
-    return f"<p><img alt='{text(path.stem)}' src='data:image/png;base64,{data}'></p>"
-
-
-def text(text: str) -> str:
-    """Text as HTML shows it."""
-    return html.escape(text)
+    return table("What was run", ["stage", "command", "seconds", "peak MiB"], rows, num_text_columns=2)

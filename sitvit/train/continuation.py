@@ -1,10 +1,9 @@
 """Whether what lies in a run's folder can be continued by an experiment file."""
 
 from pathlib import Path
-from typing import Any
 
 from .. import runtime
-from ..config import Config, load_config
+from ..config import Config, flat, load_config
 from ..data.latents import Latents
 from .checkpoint import Checkpoint, find_checkpoint, latest_checkpoint, open_checkpoint, step_folders
 
@@ -69,7 +68,7 @@ def check_continuation(
             weights do not fit the network.
     """
     saved = load_config(previous.folder / "config.yaml", [], Config)
-    old, new = _flat(saved.to_dict()), _flat(config.to_dict())
+    old, new = flat(saved.to_dict()), flat(config.to_dict())
     changed = {
         key: f"{key} was {old.get(key)}, now {new.get(key)}"
         for key in sorted(old.keys() | new.keys())
@@ -109,10 +108,3 @@ def check_own_leftovers(run: Path) -> None:
     foreign = sorted(path.name for path in run.iterdir() if path.name not in ours)
     if foreign:
         raise ValueError(f"{run} is not a run: it has {', '.join(foreign[:3])}; choose another `run`")
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat

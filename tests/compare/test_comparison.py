@@ -1,8 +1,10 @@
 """A tiny comparison end to end: its cells, their pairing, what is refused, and what a kill changes."""
 
-import html
 import json
-import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,56 +12,42 @@ import pytest
 import torch
 
 from sitvit.compare.cells import NotReady, Taken, cells_of
-from sitvit.compare.report import write_comparison
 from sitvit.compare.result import collect
 from sitvit.compare.settings import ComparisonConfig
 from sitvit.compare.work import do, find_cell, work_through
-from sitvit.config import load_config
-from sitvit.data.stream import TrainingStream
-from sitvit.runtime import Stopped
+from sitvit.data.stream import TrainingBatch, TrainingStream
+from sitvit.eval import evaluate
+from sitvit.eval.online import job_of
+from sitvit.generate import job, samples
+from sitvit.train import trainer
 
-NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?"
-RUN = """
-run: unused
-model: {{name: SiT-S/2, hidden_size: 32, depth: 2, num_heads: 2}}
-data: {{latents: {latents}}}
-train: {{num_steps: 4, batch_size: 8, lr: 1e-3, ema_decays: [0.9], log_every: 1}}
-"""
-COMPARISON = """
-out: {out}
-arms: [vanilla {base}, vit5 {base} model.name=SiT-ViT5-S/2]
-seeds: [0, 1]
-steps: [2, 4]
-cfg_scales: [1.0, 2.0]
-grid_images: 4
-evaluation: [num_images=16, "labels=[balanced]", num_steps=2, "metrics=[fid,spread]", resamples=2,
-             reference={latents}]
-"""
+from ..conftest import ROOT
+from .conftest import read, write
 
-
-def write(folder: Path, latents: Path, out: str = "out") -> Path:
-    base = folder / "base.yaml"
-    base.write_text(RUN.format(latents=latents))
-    path = folder / f"{out}.yaml"
-    path.write_text(COMPARISON.format(out=folder / out, base=base, latents=latents))
-    return path
-
-
-def read(path: Path, *overrides: str) -> ComparisonConfig:
-    return load_config(path, list(overrides), ComparisonConfig)
-
-
-@pytest.fixture(scope="module")
-def finished(cache_folder, tmp_path_factory) -> ComparisonConfig:
-    comparison = read(write(tmp_path_factory.mktemp("compare"), cache_folder))
-    assert work_through(cells_of(comparison)) == []
-    return comparison
+NOISE = ("x_0", "x_1", "u", "labels")
 
 
 def numbers(comparison: ComparisonConfig) -> list[object]:
     found = collect(comparison, cells_of(comparison))
     values = [(v["arm"], v["seed"], v["step"], v["cfg_scale"], v["metrics"]) for v in found["values"]]
     return [values, found["differences"], found["losses"]]
+
+
+class Killed(BaseException):
+    """Nothing catches it, as nothing outlives a process."""
+
+
+def die_at(patch: pytest.MonkeyPatch, owner: object, name: str, call: int) -> None:
+    """The `call`-th call of `owner.name` ends the process, before it does anything."""
+    calls, whole = [], getattr(owner, name)
+
+    def dying(*arguments, **named):
+        calls.append(name)
+        if len(calls) == call:
+            raise Killed
+        return whole(*arguments, **named)
+
+    patch.setattr(owner, name, dying)
 
 
 def test_every_cell_is_done_once_and_reused(finished):
@@ -70,41 +58,94 @@ def test_every_cell_is_done_once_and_reused(finished):
     assert before == {cell.name: cell.record_path.stat().st_mtime_ns for cell in cells}
 
 
-def test_both_arms_of_a_seed_see_the_same_images_and_noise(finished, cache):
-    first, second = (cell.run for cell in cells_of(finished)[:2])
-    assert first.model.name != second.model.name
-    one, two = (
-        TrainingStream(cache, c.train.seed, c.train.batch_size, False, 0.1, 10).batch(3, range(8))
-        for c in (first, second)
-    )
-    assert np.array_equal(one.ids, two.ids)
-    for name in ("x_0", "x_1", "u", "labels"):
-        assert torch.equal(getattr(one, name), getattr(two, name))
+def test_both_arms_of_a_seed_train_on_the_same_images_and_noise(cache_folder, tmp_path, monkeypatch):
+    """What the two trainings in fact took from the stream, tensor by tensor; the next seed takes other."""
+    taken: list[list[TrainingBatch]] = []
+    batch = TrainingStream.batch
+
+    def spied(self, step, positions):
+        taken[-1].append(batch(self, step, positions))
+        return taken[-1][-1]
+
+    monkeypatch.setattr(TrainingStream, "batch", spied)
+    cells = [cell for cell in cells_of(read(write(tmp_path, cache_folder))) if cell.kind == "train"]
+    assert [(c.seed, c.run.model.name) for c in cells[:2]] == [(0, "SiT-S/2"), (0, "SiT-ViT5-S/2")]
+    for cell in cells[:3]:
+        taken.append([])
+        do(cell)
+    first, second, other = taken
+    assert len(first) == len(second) == cells[0].step
+    for one, two in zip(first, second, strict=True):
+        assert np.array_equal(one.ids, two.ids)
+        assert all(torch.equal(getattr(one, name), getattr(two, name)) for name in NOISE)
+    assert not np.array_equal(first[0].ids, other[0].ids)
+    assert not torch.equal(first[0].x_0, other[0].x_0)
 
 
-def test_cells_killed_and_done_in_another_order_give_the_same_numbers(
+def test_both_arms_of_a_seed_are_measured_on_images_of_the_same_noise_and_class(finished, monkeypatch):
+    """What the two samplers in fact start from."""
+    drawn: list[torch.Tensor] = []
+    noise_of = job.noise_of
+    monkeypatch.setattr(job, "noise_of", lambda *given: drawn.append(noise_of(*given)) or drawn[-1])
+    cells = cells_of(finished)
+    for seed in finished.seeds:
+        for arm in ("vanilla", "vit5"):
+            measured = find_cell(cells, f"evaluate-{arm}-seed_{seed}-step_4-cfg_2").evaluation
+            job_of(measured, torch.device("cpu")).latents(range(4))
+    first, second, other, _ = drawn
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+
+
+def test_cells_killed_inside_and_done_in_another_order_give_the_same_numbers(
     finished, cache_folder, tmp_path, monkeypatch
 ):
+    """Killed in a training step after a checkpoint, and between an evaluation's features and its numbers."""
     comparison = read(write(tmp_path, cache_folder))
     cells = cells_of(comparison)
-    from sitvit.train import trainer
-
-    advance, calls = trainer.Trainer.advance, []
-
-    def killed(self, stop):
-        calls.append(1)
-        if len(calls) == 4:
-            raise Stopped("killed")
-        return advance(self, stop)
-
-    monkeypatch.setattr(trainer.Trainer, "advance", killed)
-    with pytest.raises(Stopped):
-        do(cells[1])
-    monkeypatch.setattr(trainer.Trainer, "advance", advance)
-    assert not cells[1].is_done()
     trained, others = [c for c in cells if c.kind == "train"], [c for c in cells if c.kind != "train"]
-    for cell in [*reversed(trained), *reversed(others)]:
+    with monkeypatch.context() as patch:
+        die_at(patch, trainer.Trainer, "advance", 4)
+        with pytest.raises(Killed):
+            do(trained[1])
+    assert len(list((Path(trained[1].run.run) / "checkpoints").iterdir())) == 1, "killed after a checkpoint"
+    for cell in reversed(trained):
+        assert not cell.is_done()
         do(cell)
+    with monkeypatch.context() as patch:
+        die_at(patch, evaluate, "write_metrics", 1)
+        with pytest.raises(Killed):
+            do(others[0])
+    with monkeypatch.context() as patch:
+        die_at(patch, samples, "write_image", 2)
+        with pytest.raises(Killed):
+            do(others[-1])
+    for cell in reversed(others):
+        assert not cell.is_done()
+        do(cell)
+    assert json.dumps(numbers(comparison)) == json.dumps(numbers(finished))
+
+
+@pytest.mark.slow
+def test_a_command_killed_by_the_system_between_and_inside_cells_continues_to_the_same_numbers(
+    finished, cache_folder, tmp_path
+):
+    """SIGKILL while a training, then an evaluation, then the next cell is at work."""
+    path = write(tmp_path, cache_folder)
+    comparison = read(path)
+    command = [sys.executable, str(ROOT / "scripts/compare.py"), "--config", str(path)]
+    for name in (
+        "train-vit5-seed_0",
+        "evaluate-vanilla-seed_0-step_4-cfg_1",
+        "evaluate-vit5-seed_1-step_2-cfg_1",
+    ):
+        record = find_cell(cells_of(comparison), name).record_path
+        with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+            while process.poll() is None and not record.is_file():
+                time.sleep(0.02)
+            process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+    subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     assert json.dumps(numbers(comparison)) == json.dumps(numbers(finished))
 
 
@@ -141,35 +182,3 @@ def test_mistakes_are_told_before_anything_is_made(cache_folder, tmp_path):
     with pytest.raises(ValueError, match="there is no configuration file nowhere.yaml"):
         cells_of(read(path, 'arms=["a nowhere.yaml", "b nowhere.yaml"]'))
     assert not (tmp_path / "out").exists()
-
-
-def test_every_number_of_the_page_and_the_text_is_in_the_json(finished):
-    """A number shown with four digits is a rounded one of result.json, or a word of it."""
-    written = write_comparison(finished, cells_of(finished))
-    result = json.loads((Path(finished.out) / "result.json").read_text())
-    known: set[str] = set()
-
-    def gather(value):
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                gather(key)
-                gather(inner)
-        elif isinstance(value, list):
-            for inner in value:
-                gather(inner)
-        elif isinstance(value, str):
-            known.update(re.findall(NUMBER, value))
-        elif value is not None and not isinstance(value, bool):
-            known.update({f"{value:.4g}", f"{value:g}", f"{value:,}", str(value), f"{100 * value:g}"})
-
-    gather(result)
-    page = (Path(finished.out) / "report.html").read_text()
-    assert "http" not in page
-    for body in (re.sub(r"(?s)<style>.*?</style>|<[^>]*>", " ", page), written[1].read_text()):
-        for number in re.findall(NUMBER, html.unescape(body)):
-            assert number in known or number.lstrip("-") in known, (
-                number,
-                body[body.find(number) - 40 :][:80],
-            )
-    assert all(path.is_file() for path in written)
-    assert "not separable" in page or "lower" in page or "higher" in page
