@@ -18,11 +18,11 @@ from .. import runtime
 from ..generate.samples import RECORD, Samples
 from ..report.comparison import write_figures
 from ..report.figures import pair_grid, save_figure
-from ..report.page import analysis_images, bullets, image, note, page, table, text
+from ..report.page import analysis, bullets, facts, image, note, page, table, text
 from .cells import Cell
 from .result import collect
 from .settings import ComparisonConfig
-from .tables import Result, headline, not_concluded, tables
+from .tables import Result, headline, not_concluded, protocol, tables
 from .work import grid_folder
 
 Figures = list[tuple[Path, str]]
@@ -98,13 +98,13 @@ def html_page(result: Result, figures: Figures, grids: Figures) -> str:
         ("Images", [image(path, told, told) for path, told in grids]),
         (
             "Inside the networks",
-            [part for at in result["analyses"] for part in analysis_images(Path(at).parent)],
+            [part for at in result["analyses"] for part in analysis(Path(at).parent)],
         ),
         ("Cost", [note(STEP_TIME), made["cost"]]),
         ("Not concluded", [bullets(not_concluded(result))]),
         ("Published", [made["references"]]),
         ("Every value", [made["values"]]),
-        ("Protocol", [made["arms"], made["protocol"]]),
+        ("Protocol", [made["arms"], facts(*protocol(result))]),
         ("Provenance", [*map(_code, result["provenance"]["commands"]), _code(versions)]),
     ]
     return page(title(result), [bullets(headline(result))], sections)
@@ -125,6 +125,7 @@ def markdown(result: Result, figures: Figures) -> str:
                 "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
             )
             parts.append(f"## {name}\n\n{body}")
+    parts.append("## Protocol\n\n" + _list([f"{key}: {value}" for key, value in protocol(result)[1]]))
     parts += [f"![{told}](figures/{path.name})" for path, told in figures]
     return "\n\n".join(parts) + "\n"
 

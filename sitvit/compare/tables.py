@@ -42,10 +42,8 @@ def not_concluded(result: Result) -> list[str]:
             told.append(f"{what}: the interval {interval(d['low'], d['high'])} holds zero.")
         elif d["verdict"] == "unknown":
             told.append(f"{what}: one seed and no spread of its samples, so no interval.")
-        elif d["num_seeds"] == 1:
-            told.append(
-                f"{what}: one seed, so the interval has the spread of the samples and not of training."
-            )
+    if any(d["num_seeds"] == 1 for d in result["differences"]):
+        told.append("An interval of one seed has the spread of the samples in it, and not that of training.")
     if result["num_judged"]:
         told.append(
             f"{result['num_judged']} differences are judged, each at {percent(result['confidence'])} %: were "
@@ -77,13 +75,13 @@ def tables(result: Result) -> dict[str, Table]:
         "arms": _arms(result),
         "values": _values(result),
         "references": _references(result),
-        "protocol": (
-            "Protocol",
-            ["setting", "value"],
-            [[key, str(value)] for key, value in result["protocol"].items()],
-            2,
-        ),
     }
+
+
+def protocol(result: Result) -> tuple[str, list[list[str]]]:
+    """Its name, and what all evaluations have in common: what is set, not what is off."""
+    rows = [[key, str(value)] for key, value in result["protocol"].items() if value is not None]
+    return "Protocol", rows
 
 
 def _differences(result: Result) -> Table:

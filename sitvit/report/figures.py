@@ -68,7 +68,7 @@ def pair_grid(made: Sequence[tuple[str, Samples]], title: str) -> "Figure":
     height, width = first.read(0).shape[:2]
     shown = min(MAX_PAIR_CELL, 2 * width)  # pixels of an image in the figure
     across, down, dpi = each * shown / 100, len(classes) * shown * height / width / 100, 100
-    gap, left, top = 0.15, 1.3, 0.75
+    gap, left, top = 0.15, 1.3, 0.6
     size = (left + len(made) * (across + gap), top + down + 0.05)
     figure = Figure(figsize=size, dpi=dpi)
     for number, (name, samples) in enumerate(made):

@@ -13,7 +13,7 @@ from ..generate.samples import RECORD, Samples
 from ..train.checkpoint import Checkpoint, find_checkpoint
 from ..train.metrics import read_metrics
 from .figures import grid_figure, loss_figure, save_figure
-from .page import analysis_images, image, note, page, table, text
+from .page import analysis, image, note, page, table, text
 
 HOW_TO_READ = f"""\
 {FashionFeatures.distance_name} is a Frechet distance in the features of a small classifier of Fashion-MNIST:
@@ -87,7 +87,6 @@ def write_report(folders: list[Path], out: Path, figures_prefix: str | None) -> 
             save_figure(path, partial(grid_figure, made, title))
             made_of += [f"<h3>{text(run.name)}</h3>", image(path, f"Images of {title}"), _how(made)]
             written.append(path)
-        sections += _analysis(run)
     if figures_prefix:
         written += _export(runs, curves, figures_prefix)
     loss = [image(pictures / "loss.png", "Training loss against step of each run")] if curves else []
@@ -95,7 +94,7 @@ def write_report(folders: list[Path], out: Path, figures_prefix: str | None) -> 
         ("Results", _results(runs)),
         ("Training loss", loss),
         ("Images", made_of),
-        ("Inside the networks", [part for run in runs for part in analysis_images(run.folder)]),
+        ("Inside the networks", [part for run in runs for part in analysis(run.folder)]),
         ("What was run", [_stages(runs)]),
     ]
     with runtime.write_aside(out) as temporary:
@@ -185,18 +184,6 @@ def _numbers(metrics: dict[str, Any]) -> list[str]:
 
 def _how(made: Samples) -> str:
     return f"<p class='note'><code>{text(made.record['command'])}</code></p>"
-
-
-def _analysis(run: Run) -> list[str]:
-    """The figures that scripts/analyze.py left in RUN/analysis, and of which weights they are."""
-    folder = run.folder / "analysis"
-    pictures = [image(path) for path in sorted(folder.glob("*.png"))]
-    if not pictures:
-        return []
-    found = runtime.read_record(folder / "analysis.json", ["networks", "command"])
-    of = ", ".join(f"{told['weights']} at step {told['step']}" for told in found["networks"].values())
-    how = f"<p class='note'><code>{text(found['command'])}</code></p>"
-    return [f"<h2>Inside {text(run.name)}: {text(of)}</h2>", *pictures, how]
 
 
 def _stages(runs: list[Run]) -> str:

@@ -8,12 +8,14 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
+from .. import runtime
+
 STYLE = """
 :root { color-scheme: light }
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 64rem;
   margin: 1.5rem auto 4rem; padding: 0 1rem; overflow-wrap: break-word }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .5rem }
-h2 { font-size: 1.25rem; margin: 2.2rem 0 .4rem }
+h2 { font-size: 1.25rem; margin: 2.2rem 0 .4rem } h3 { font-size: 1rem; margin: 1.4rem 0 .3rem }
 nav { font-size: .9rem; margin: .8rem 0 } nav a { margin-right: 1rem; white-space: nowrap }
 a { color: #0b57a4 }
 .wide { overflow-x: auto; margin: .8rem 0 } .wide:focus-visible { outline: 2px solid #0b57a4 }
@@ -22,6 +24,7 @@ th, td { border-bottom: 1px solid #ccc; padding: .3rem .7rem; text-align: left; 
 th { border-bottom: 2px solid #666; vertical-align: bottom } tbody tr:hover { background: #f4f6f8 }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums }
 td.number { white-space: nowrap }
+.facts table { table-layout: fixed; width: 100% } .facts td { overflow-wrap: anywhere }
 figure { margin: 1rem 0 } figure img { display: block; max-width: 100%; height: auto }
 figcaption, .note { color: #555; font-size: .9rem } .note { margin: .4rem 0 }
 code { font-size: .8rem; overflow-wrap: anywhere } li { margin: .2rem 0 }
@@ -63,6 +66,11 @@ def table(name: str, head: Sequence[str], rows: Sequence[Sequence[str]], num_tex
     )
 
 
+def facts(name: str, rows: Sequence[Sequence[str]]) -> str:
+    """A table of settings and their values, which breaks lines rather than scroll."""
+    return f"<div class='facts'>{table(name, ['setting', 'value'], rows, 2)}</div>"
+
+
 def image(path: Path, alt: str, caption: str = "") -> str:
     """The PNG at `path`, inside the page; `alt` says what it shows to who cannot see it."""
     data = base64.b64encode(path.read_bytes()).decode()
@@ -70,12 +78,20 @@ def image(path: Path, alt: str, caption: str = "") -> str:
     return f"<figure><img alt='{text(alt)}' src='data:image/png;base64,{data}'>{below}</figure>"
 
 
-def analysis_images(run: Path) -> list[str]:
-    """The figures that scripts/analyze.py left in RUN/analysis."""
-    return [
-        image(path, f"{path.stem.replace('_', ' ')} of {run.name}", path.stem.replace("_", " "))
-        for path in sorted((run / "analysis").glob("*.png"))
+def analysis(run: Path) -> list[str]:
+    """The figures that scripts/analyze.py left in RUN/analysis, and of which weights they are."""
+    folder = run / "analysis"
+    pictures = [
+        image(path, f"{path.stem.replace('_', ' ')} of {run}", path.stem.replace("_", " "))
+        for path in sorted(folder.glob("*.png"))
     ]
+    if not pictures:
+        return []
+    found = runtime.read_record(folder / "analysis.json", ["networks", "command"])
+    of = ", ".join(
+        f"{name}: {told['weights']} at step {told['step']}" for name, told in found["networks"].items()
+    )
+    return [f"<h3>{text(of)}</h3>", *pictures, f"<p><code>{text(found['command'])}</code></p>"]
 
 
 def bullets(lines: Sequence[str]) -> str:

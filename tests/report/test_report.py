@@ -1,5 +1,6 @@
 """The report holds each run's numbers and pictures, and how they were made."""
 
+import html
 import json
 import re
 import shutil
@@ -16,6 +17,8 @@ from sitvit.flow.samplers import FixedOde
 from sitvit.generate.generation import generate
 from sitvit.report.html import write_report
 from sitvit.train.checkpoint import find_checkpoint
+
+from ..browser import check, needs_chromium
 
 
 @pytest.fixture
@@ -53,9 +56,14 @@ def test_an_analysis_beside_the_run_is_shown_with_the_weights_that_it_is_of(run,
         [str(run), "--num-images", "8", "--times", "0.5", "--step", "3", "--out", str(run / "analysis")]
     )
     page = write_report([run], tmp_path / "report.html", None)[0].read_text()
-    for name in ("probe", "attention_distance", "attention_maps", "token_norms", "gates"):
-        assert f"alt='{name}'" in page
+    for name in ("probe", "attention distance", "attention maps", "token norms", "gates"):
+        assert f"alt='{name} of {html.escape(str(run))}'" in page
     assert "ema_0.9 at step 3" in page
+
+
+@needs_chromium
+def test_the_page_of_a_run_fits_a_phone_fetches_nothing_and_has_no_error(run, tmp_path):
+    check(write_report([run], tmp_path / "report.html", None)[0].read_text(), 390, tmp_path)
 
 
 def test_the_exported_grid_is_the_guided_one_with_the_json_that_reproduces_it(run, tmp_path):
