@@ -28,6 +28,7 @@ from .work import grid_folder
 Figures = list[tuple[Path, str]]
 """Each picture and what it shows."""
 
+MAX_TITLE = 2  # arms that a title sets against each other
 VALUE_COLUMNS = ("arm", "seed", "step", "cfg_scale", "training_flop")
 DIFFERENCE_COLUMNS = (
     "first", "second", "step", "first_cfg_scale", "second_cfg_scale", "mean", "low", "high", "bootstrap_low",
@@ -111,8 +112,13 @@ def html_page(result: Result, figures: Figures, grids: Figures) -> str:
 
 
 def title(result: Result) -> str:
-    """The arms by name."""
-    return " against ".join(arm["name"] for arm in result["arms"])
+    """The arms by name, of a ladder its ends."""
+    names = [arm["name"] for arm in result["arms"]]
+    if result["comparison"]["against"] == "previous":
+        return f"{names[0]} to {names[-1]}, one part after another"
+    if len(names) > MAX_TITLE:
+        return f"{names[0]} and {', '.join(names[1:])}"
+    return " against ".join(names)
 
 
 def markdown(result: Result, figures: Figures) -> str:

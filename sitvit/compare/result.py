@@ -63,7 +63,7 @@ def collect(comparison: ComparisonConfig, cells: Sequence[Cell]) -> dict[str, An
         "num_judged": judged,
         "expected_false_alarms": round(judged * (1 - CONFIDENCE), 2),
         "losses": _losses(comparison, curves),
-        "ladder": _ladder(comparison, values, metric) if comparison.against == "previous" else None,
+        "ladder": ladder(comparison, values, metric) if comparison.against == "previous" else None,
         "references": [asdict(reference) for reference in comparison.parsed_references()],
         "num_cells": len(cells),
         "num_missing": len(cells) - len(finished),
@@ -188,7 +188,7 @@ def _losses(comparison: ComparisonConfig, curves: list[dict[str, Any]]) -> list[
     return entries
 
 
-def _ladder(comparison: ComparisonConfig, values: Values, metric: str) -> dict[str, Any] | None:
+def ladder(comparison: ComparisonConfig, values: Values, metric: str) -> dict[str, Any] | None:
     """The last step and the seeds that every arm has: first value, each rung's difference, last value.
 
     On the same seeds throughout, so that the rungs add up. None where there is no such step.

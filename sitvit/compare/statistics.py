@@ -3,11 +3,12 @@
 With d_s = value of the arm - value of the other one, both of seed s, n seeds, and sigma_s the standard
 deviation that resampling the images gives d_s:
 
-    variance of the mean   v = max(sum (d_s - mean)^2 / (n - 1), mean sigma_s^2) / n
-    interval               mean +- t(n - 1) sqrt(v)          (Student; for one seed z sqrt(sigma^2))
+    spread over seeds      e = t(n - 1) sqrt(sum (d_s - mean)^2 / (n - 1) / n)          (Student)
+    spread of the samples  f = z sqrt(mean sigma_s^2 / n)                               (normal)
+    interval               mean +- max(e, f); of one seed mean +- f
 
-The spread over seeds holds that of the samples, since each seed draws its own; the larger of both keeps few
-seeds that agree by luck from looking exact. A difference whose interval holds zero is not separable.
+The spread over seeds holds that of the samples, since each seed draws its own: e alone keeps the rate. f
+keeps few seeds that agree by luck from looking exact. A difference whose interval holds zero is not separable.
 
 The percentile bootstrap (seeds drawn with replacement, each with its samples' noise) stands beside it. It is
 not what decides: with three seeds and no true difference it excludes zero far more often than 5 % of the
@@ -62,9 +63,10 @@ def paired_difference(
     of_samples = float(np.mean(spreads**2))
     if count == 1 and of_samples == 0:
         return Difference(mean, None, None, None, None, 1)
-    of_seeds = float(differences.var(ddof=1)) if count > 1 else 0.0
-    factor = student_quantile((1 + CONFIDENCE) / 2, count - 1 if count > 1 else math.inf)
-    half = factor * math.sqrt(max(of_seeds, of_samples) / count)
+    half = student_quantile((1 + CONFIDENCE) / 2, math.inf) * math.sqrt(of_samples / count)
+    if count > 1:
+        of_seeds = float(differences.var(ddof=1))
+        half = max(half, student_quantile((1 + CONFIDENCE) / 2, count - 1) * math.sqrt(of_seeds / count))
     low, high = bootstrap_interval(differences, spreads)
     return Difference(mean, mean - half, mean + half, low, high, count)
 

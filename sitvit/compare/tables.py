@@ -16,6 +16,9 @@ def headline(result: Result) -> list[str]:
         entries = [d for d in result["differences"] if (d["first"], d["second"]) == (first, second)]
         last = max(d["step"] for d in entries)
         told += [_sentence(result, d) for d in entries if d["step"] == last]
+    if result["ladder"] and len(result["ladder"]["rungs"]) > 1:
+        unguided = {"first_cfg_scale": 1, "second_cfg_scale": 1, "step": result["ladder"]["step"]}
+        told.append(f"All together: {_sentence(result, {**unguided, **result['ladder']['whole']})}")
     return told
 
 

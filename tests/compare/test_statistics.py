@@ -39,6 +39,28 @@ def test_one_seed_has_the_interval_of_its_samples_alone():
     assert found.verdict == "lower"
 
 
+@pytest.mark.parametrize(("num_seeds", "least"), [(1, 0.035), (3, 0.003), (5, 0.003)])
+def test_where_seeds_differ_by_samples_alone_a_true_zero_effect_is_seen_at_most_at_the_rate(num_seeds, least):
+    """Of one seed at the nominal rate; of more, both spreads have to be exceeded, which is rarer, not never."""
+    draw = np.random.default_rng(1)
+    alarms = 0
+    for _ in range(2000):
+        first, second = (dict(enumerate(10 + draw.normal(0, 0.5, num_seeds))) for _ in range(2))
+        spread = dict.fromkeys(range(num_seeds), 0.5 * math.sqrt(2))
+        alarms += paired_difference(first, second, spread).verdict != "not separable"
+    assert least < alarms / 2000 < 0.065  # 3 standard errors of 0.5 % above 5 %
+
+
+def test_more_seeds_never_widen_the_interval_of_what_they_agree_on():
+    spread = dict.fromkeys(range(5), 0.3)
+    widths = [
+        found.high - found.low
+        for n in (1, 2, 3, 5)
+        if (found := paired_difference(dict.fromkeys(range(n), 5.0), dict.fromkeys(range(n), 4.0), spread))
+    ]
+    assert widths == sorted(widths, reverse=True)
+
+
 def test_one_seed_without_a_spread_is_no_conclusion():
     assert paired_difference({0: 5.0}, {0: 4.0}).verdict == "unknown"
 
