@@ -24,6 +24,10 @@ def compare(arguments: list[str]) -> None:
     comparison = load_config(options.config, options.overrides, ComparisonConfig)
     every = cells_of(comparison)
     cells = [cell for cell in every if options.kind in (None, cell.kind)]
+    if options.cell is not None:
+        from ..compare.work import find_cell
+
+        cells = [find_cell(cells, options.cell)]
     if options.list:
         for number, cell in enumerate(cells):
             runtime.say(f"{number:4} {'done' if cell.is_done() else '-':5} {cell.name}")
@@ -31,12 +35,13 @@ def compare(arguments: list[str]) -> None:
     if options.dry_run:
         from ..compare.budget import budget
 
-        runtime.say(f"{len(cells)} cells: {budget(cells).text()}")
+        what = cells[0].name if len(cells) == 1 else f"{len(cells)} cells"
+        runtime.say(f"{what}: {budget(cells).text()}")
         return
     if options.cell is not None:
-        from ..compare.work import do, find_cell
+        from ..compare.work import do
 
-        do(find_cell(cells, options.cell))
+        do(cells[0])
         return
     if not options.report:
         from ..compare.work import work_through

@@ -7,8 +7,9 @@ deviation that resampling the images gives d_s:
     spread of the samples  f = z sqrt(mean sigma_s^2 / n)                               (normal)
     interval               mean +- max(e, f); of one seed mean +- f
 
-The spread over seeds holds that of the samples, since each seed draws its own: e alone keeps the rate. f
-keeps few seeds that agree by luck from looking exact. A difference whose interval holds zero is not separable.
+The spread over seeds holds that of the samples, since each seed draws its own, so e alone keeps the rate; f
+keeps few seeds that agree by luck from looking exact. A difference whose interval holds zero is not
+separable.
 
 The percentile bootstrap (seeds drawn with replacement, each with its samples' noise) stands beside it. It is
 not what decides: with three seeds and no true difference it excludes zero far more often than 5 % of the

@@ -2,8 +2,11 @@
 
 import itertools
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,3 +70,18 @@ def test_a_ladder_adds_one_part_a_rung_and_ends_at_vit5(name, whole, checkout):
     assert rungs[-1] == end.model_arguments()
     assert plan(runs[-1], 1).geometry == plan(end, 1).geometry
     assert comparison.pairs() == list(itertools.pairwise(arm.name for arm in comparison.parsed_arms()))
+
+
+def test_the_slurm_script_is_the_command_of_each_task(checkout):
+    """With a python of its own first in PATH, as on a node: what a task would run, and that it is bash."""
+    script = ROOT / "configs/slurm/compare.sbatch"
+    subprocess.run(["bash", "-n", script], check=True)
+    (checkout / "bin").mkdir()
+    (checkout / "bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (checkout / "bin/python").chmod(0o755)
+    (checkout / "scripts").symlink_to(ROOT / "scripts")
+    environment = {**os.environ, "PATH": f"{checkout / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    command = ["bash", script, "--config", "configs/compare/demo_ladder.yaml", "--cell", "3", "--dry-run"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("train-qk_norm-seed_0: ")
+    assert "#SBATCH --requeue" in script.read_text()

@@ -1,5 +1,7 @@
 """What a comparison concludes from its numbers: ladders that add up, loss in windows, cost as measured."""
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -103,11 +105,15 @@ def test_figures_of_an_analysis_beside_the_comparison_are_in_its_page(finished):
     picture = Path(finished.out) / "analysis" / "attention_distance.png"
     picture.parent.mkdir()
     Image.new("RGB", (8, 8)).save(picture)
+    networks = {arm: {"weights": "ema", "step": 4} for arm in ("vanilla", "vit5")}
+    picture.with_name("analysis.json").write_text(
+        json.dumps({"networks": networks, "command": "python scripts/analyze.py"})
+    )
     try:
         page = write_comparison(finished, cells_of(finished))[0].read_text()
     finally:
-        picture.unlink()
-        picture.parent.rmdir()
+        shutil.rmtree(picture.parent)
     assert "Inside the networks" in page
     assert "attention distance" in page
+    assert "vit5: ema at step 4" in page
     assert "Inside the networks" not in write_comparison(finished, cells_of(finished))[0].read_text()
