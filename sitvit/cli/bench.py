@@ -100,7 +100,7 @@ def _eval(arguments: list[str]) -> None:
     from ..bench.eval import bench_eval
 
     for line in bench_eval(options.features, options.samples, options.reference, options.rounds):
-        print(line)
+        print(line, flush=True)
 
 
 BENCHES = {"train": _train, "model": _model, "data": _data, "sample": _sample, "eval": _eval}
