@@ -3,14 +3,11 @@
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .. import runtime
+from ..eval.settings import EvaluationConfig, preset_path
 from .frame import make_parser
-from .generate import SAMPLER_PARTS
-
-if TYPE_CHECKING:
-    from ..eval.settings import EvaluationConfig
+from .sampling import add_sampling, option, typed_sampling
 
 OPTIONS: dict[str, tuple[type, str]] = {
     "samples": (str, "a folder, zip or npz of images, or a latent cache"),
@@ -22,23 +19,15 @@ OPTIONS: dict[str, tuple[type, str]] = {
     "distances": (str, "of precision and recall: float32 (default), or adm for ADM's float16"),
     "batch_size": (int, "images through the feature network at once (64)"),
     "out": (str, "json file (default: beside the samples); the folder of a sweep"),
-    "weights": (str, "ema, model, or a full name (default: the average, or what there is)"),
-    "num_images": (int, "of a checkpoint (50000)"),
-    "seed": (int, "0"),
-    "sampler": (str, "heun (default), sit-sde, sit-ode, sit-heun, dit; the next options replace parts of it"),
-    "cfg_scale": (float, "guidance; 1 is off (1)"),
-    "guided_channels": (int, "3 as published; otherwise all"),
-    "guidance_rescale": (float, "0 (default, off) to 1"),
     "sampling_batch_size": (int, "images made at once (50)"),
-    "autoencoder": (str, "where the autoencoder lies now, if it moved"),
     "keep_samples": (str, "a folder for a checkpoint's images, which are not kept otherwise"),
 }
-LISTS: dict[str, tuple[type, str | int, str]] = {
-    "metrics": (str, "+", "of fid, sfid, is, pr, kid, spread, infinity (default: the features' usual ones)"),
-    "labels": (str, "+", "random (default), balanced, or class names and labels used in turn"),
-    "interval": (float, 2, "sample from t to t"),
-    "guidance_interval": (float, 2, "guide for t in it (0 1)"),
+ADM_FILES = {
+    "256": "--samples admnet_guided_upsampled_imagenet256.npz --reference VIRTUAL_imagenet256_labeled.npz",
+    "128": "--samples admnet_guided_imagenet128.npz --reference VIRTUAL_imagenet128_labeled.npz",
 }
+"""What the published numbers of a self-check are of."""
+OF_A_CHECKPOINT = ("sampling_batch_size", "keep_samples")
 
 
 def evaluate(arguments: list[str]) -> None:
@@ -48,15 +37,18 @@ def evaluate(arguments: list[str]) -> None:
         "Inception features), sFID, Inception Score, precision and recall, KID. The same command continues."
     )
     parser.add_argument("--preset", help="sit-sde, sit-ode, dit, fid10k-quick, or a file of such settings")
-    for name, (kind, text) in {**OPTIONS, **SAMPLER_PARTS}.items():
-        parser.add_argument(_option(name), type=kind, help=text)
-    for name, (kind, count, text) in LISTS.items():
-        parser.add_argument(_option(name), type=kind, nargs=count, help=text)
+    for name, (kind, text) in OPTIONS.items():
+        parser.add_argument(option(name), type=kind, help=text)
     parser.add_argument(
-        "--make-reference", type=Path, metavar="NPZ", help="write the statistics of --reference to a file"
+        "--metrics",
+        nargs="+",
+        help="of fid, sfid, is, pr, kid, spread, infinity (default: the features' usual ones)",
     )
     parser.add_argument(
-        "--image-size", type=int, help="of --make-reference: crop to it (default: as they lie)"
+        "--make-reference",
+        type=Path,
+        metavar="NPZ",
+        help="write the statistics of --reference to a file, cropped to --image-size (default: as they lie)",
     )
     parser.add_argument(
         "--sweep",
@@ -67,6 +59,7 @@ def evaluate(arguments: list[str]) -> None:
     parser.add_argument(
         "--self-check", choices=["256", "128"], help="compare with ADM's published numbers of its own batch"
     )
+    add_sampling(parser, EvaluationConfig)
     options = parser.parse_args(arguments)
     config = _settings(options)
     if options.self_check and options.sweep:
@@ -74,7 +67,8 @@ def evaluate(arguments: list[str]) -> None:
     if options.make_reference:
         from ..eval.evaluate import make_reference
 
-        made = make_reference(config, config.reference or "", options.make_reference, options.image_size)
+        size = config.image_size[0] if config.image_size else None
+        made = make_reference(config, config.reference or "", options.make_reference, size)
         runtime.say(f"measure against it with --reference {made}")
     elif options.sweep:
         _sweep(config, options.sweep)
@@ -82,28 +76,37 @@ def evaluate(arguments: list[str]) -> None:
         _evaluate_once(config, options.self_check)
 
 
-def _settings(options: argparse.Namespace) -> "EvaluationConfig":
+def _settings(options: argparse.Namespace) -> EvaluationConfig:
     """The preset's settings, with what was typed in their place."""
     from ..config import load_config
-    from ..eval.settings import EvaluationConfig, preset_path
 
-    typed = {name: getattr(options, name) for name in (*OPTIONS, *LISTS, *SAMPLER_PARTS)}
+    sampling = typed_sampling(options)
+    given = {name: getattr(options, name) for name in (*OPTIONS, "metrics")}
+    typed = {name: value for name, value in given.items() if value is not None} | sampling
     if options.self_check:
-        typed |= {"features": "inception", "distances": typed["distances"] or "adm"}
+        if not options.samples or not options.reference:
+            raise ValueError(f"--self-check measures ADM's own files: {ADM_FILES[options.self_check]}")
+        typed = {"distances": "adm", **typed, "features": "inception"}
     if options.make_reference:
         if not options.reference:
             raise ValueError("--make-reference needs the images: --reference IMAGES")
-        typed["samples"] = typed["samples"] or typed["reference"]
+        if len(sampling.pop("image_size", [0])) > 1:
+            raise ValueError("--make-reference crops to a square: --image-size takes one side")
+        typed.setdefault("samples", options.reference)
+    idle = [name for name in (*sampling, *OF_A_CHECKPOINT) if name in typed]
+    if "samples" in typed and idle:
+        raise ValueError(
+            f"{', '.join(map(option, idle))}: of images that are made from a --checkpoint, not of "
+            f"{typed['samples']}; leave out what does not belong"
+        )
     overrides = [
-        f"{name}={json.dumps(value) if isinstance(value, list) else value}"
-        for name, value in typed.items()
-        if value is not None
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in typed.items()
     ]
     path = preset_path(options.preset) if options.preset else None
     return load_config(path, overrides, EvaluationConfig)
 
 
-def _evaluate_once(config: "EvaluationConfig", self_check: str | None) -> None:
+def _evaluate_once(config: EvaluationConfig, self_check: str | None) -> None:
     from ..eval.evaluate import evaluate as run_evaluation
 
     metrics, path = run_evaluation(config)
@@ -117,7 +120,7 @@ def _evaluate_once(config: "EvaluationConfig", self_check: str | None) -> None:
             runtime.say(line)
 
 
-def _sweep(config: "EvaluationConfig", texts: list[str]) -> None:
+def _sweep(config: EvaluationConfig, texts: list[str]) -> None:
     from ..eval.sweep import sweep
 
     swept = {}
@@ -132,10 +135,6 @@ def _sweep(config: "EvaluationConfig", texts: list[str]) -> None:
         numbers = " ".join(f"{name} {value:.4f}" for name, value in row["metrics"].items())
         runtime.say(f"{point}: {numbers}")
     runtime.say(f"every tried point: {out / 'sweep.json'}")
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def report(arguments: list[str]) -> None:

@@ -57,5 +57,6 @@ def _calls(cell: Cell) -> int:
     from ..flow.samplers import find_sampler
 
     assert cell.evaluation is not None
-    sampler = find_sampler(cell.evaluation.sampler, cell.evaluation.sampler_parts())
+    name = cell.evaluation.sampler or ("dit" if cell.run.train.path == "ddpm" else "heun")
+    sampler = find_sampler(name, cell.evaluation.sampler_parts())
     return sampler.num_evaluations or ADAPTIVE_CALLS

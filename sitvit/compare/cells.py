@@ -88,7 +88,7 @@ class Cell:
         if not self.record_path.is_file():
             return False
         found = runtime.read_record(self.record_path, ["settings", "done"])
-        old, new = found["settings"], self.settings
+        old, new = {**self._before(), **found["settings"]}, self.settings
         changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
         if self.kind == "train":
             longer = self.run.train.decay_steps == 0 and "train.num_steps" in changed
@@ -102,6 +102,10 @@ class Cell:
                 "old values"
             )
         return found["done"] and not longer
+
+    def _before(self) -> dict[str, Any]:
+        """What a record that does not name it was made with: before there was the choice."""
+        return {} if self.evaluation is None else {"evaluation.precision": "float32"}
 
     def note(self, done: bool, seconds: float | None = None, gpu_memory_bytes: int | None = None) -> None:
         """Write down that it is begun, or done, and what that took (of its last start)."""

@@ -78,8 +78,9 @@ def grid_folder(cell: Cell) -> Path:
 
 
 def _grid(cell: Cell) -> None:
-    from ..eval.online import job_of
     from ..generate.generation import write
+    from ..generate.request import job_of
 
-    assert cell.evaluation is not None
-    write(job_of(cell.evaluation, runtime.processes().device), grid_folder(cell))
+    config = cell.evaluation
+    assert config is not None
+    write(job_of(config, config.sampling_batch_size, runtime.processes().device), grid_folder(cell))

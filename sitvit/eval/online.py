@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..flow.guidance import Guidance
-from ..flow.samplers import find_sampler
-from ..generate.draws import resolve_labels
 from ..generate.generation import write
 from ..generate.job import Job
-from ..generate.trained import Trained, open_trained
+from ..generate.request import job_of
+from ..generate.trained import Trained
 from .sets import ImageSet, open_set
 from .settings import EvaluationConfig
 
@@ -43,33 +41,9 @@ class Generated:
         return self._images[index - self._batch.start]
 
 
-def job_of(config: EvaluationConfig, device: Any, trained: Trained | None = None) -> Job:
-    """The job of images that `config` asks for; ValueError where its settings do not fit the checkpoint.
-
-    `trained` takes the checkpoint's place.
-    """
-    trained = trained or open_trained(config.checkpoint, config.weights, autoencoder=config.autoencoder)
-    guidance = Guidance(
-        config.cfg_scale,
-        (config.guidance_interval[0], config.guidance_interval[1]),
-        config.guided_channels,
-        config.guidance_rescale,
-    )
-    return Job(
-        trained,
-        config.num_images,
-        resolve_labels(config.labels, trained.class_names),
-        config.seed,
-        find_sampler(config.sampler, config.sampler_parts()),
-        guidance,
-        config.sampling_batch_size,
-        device,
-    )
-
-
 def open_checkpoint_set(config: EvaluationConfig, device: Any, trained: Trained | None = None) -> ImageSet:
     """The images of a checkpoint: made when read, or first written to `config.keep_samples`."""
-    job = job_of(config, device, trained)
+    job = job_of(config, config.sampling_batch_size, device, trained)
     if config.keep_samples is not None:
         return open_set(str(write(job, Path(config.keep_samples))), device)
     about = {**asdict(job.settings()), "checkpoint": job.trained.where, "step": job.trained.step}

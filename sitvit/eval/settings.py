@@ -6,10 +6,11 @@ The verb alone sees this; everything below takes plain arguments. Nothing heavy 
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from ..generate.settings import SamplingConfig
 
 METRICS = ("fid", "sfid", "is", "pr", "kid", "spread", "infinity")
 """fid: the Frechet distance of the features; pr: precision and recall; spread, infinity: uncertainty.py."""
@@ -20,11 +21,10 @@ SWEPT = ("weights", "cfg_scale", "guidance_interval", "seed")
 
 
 @dataclass
-class EvaluationConfig:
+class EvaluationConfig(SamplingConfig):
     """Samples or a checkpoint, a reference, and how they are compared."""
 
-    samples: str | None = None  # a folder, zip or npz of images, a latent cache; or
-    checkpoint: str | None = None  # a run or a checkpoint, sampled as the keys at the end say
+    samples: str | None = None  # a folder, zip or npz of images, a latent cache; or `checkpoint`
     reference: str | None = None  # an npz of statistics, or images; null: those that the run was trained on
     features: str | None = None  # fashion-classifier, inception, dinov2; null: what fits the images
     inception_weights: str | None = None
@@ -38,28 +38,10 @@ class EvaluationConfig:
     resamples: int = 10  # of the bootstrap spread
     batch_size: int = 64  # images through the feature network at once
     out: str | None = None  # json; null: beside the samples
-    # Only of a checkpoint: what scripts/sample.py is told.
-    weights: str | None = None  # ema, model, a full name; null: the average where there is one
+    # Only of a checkpoint, beside the keys of `SamplingConfig`.
     num_images: int = 50_000
     labels: list[str] = field(default_factory=lambda: ["random"])
-    seed: int = 0
-    sampler: str = "heun"
-    method: str | None = None
-    num_steps: int | None = None
-    shift: float | None = None
-    atol: float | None = None
-    rtol: float | None = None
-    diffusion: str | None = None
-    diffusion_norm: float | None = None
-    last_step: str | None = None
-    last_step_size: float | None = None
-    interval: list[float] | None = None
-    cfg_scale: float = 1.0
-    guidance_interval: list[float] = field(default_factory=lambda: [0.0, 1.0])
-    guided_channels: int | None = None  # null: all
-    guidance_rescale: float = 0.0
     sampling_batch_size: int = 50
-    autoencoder: str | None = None
     keep_samples: str | None = None  # a folder for the images; null: they are measured and not kept
 
     def problems(self) -> list[str]:
@@ -68,8 +50,8 @@ class EvaluationConfig:
             what = "either samples or checkpoint" + ("" if self.samples is None else ", not both")
             return [f"name what is to be measured: {what}"]
         lowest = {"neighbours": 1, "split_size": 1, "kid_subsets": 1, "kid_subset_size": 2, "resamples": 2}
-        lowest |= {"batch_size": 1, "num_images": 2, "sampling_batch_size": 1, "seed": 0}
-        problems = [
+        lowest |= {"batch_size": 1, "num_images": 2, "sampling_batch_size": 1}
+        problems = super().problems() + [
             f"{name} must be at least {least}, got {getattr(self, name)}"
             for name, least in lowest.items()
             if getattr(self, name) < least
@@ -81,16 +63,7 @@ class EvaluationConfig:
             problems.append(f"metrics must name at least one of {', '.join(METRICS)}")
         if self.distances not in ("float32", "adm"):
             problems.append(f"distances must be float32 or adm, got {self.distances}")
-        if not (math.isfinite(self.cfg_scale) and self.cfg_scale >= 1):
-            problems.append(f"cfg_scale must be 1 (off) or above, got {self.cfg_scale}")
         return problems
-
-    def sampler_parts(self) -> dict[str, object]:
-        """The parts of the sampler that are given."""
-        names = ("method", "num_steps", "shift", "atol", "rtol", "diffusion", "diffusion_norm")
-        parts = {name: getattr(self, name) for name in (*names, "last_step", "last_step_size")}
-        parts["interval"] = self.interval and tuple(self.interval)
-        return {name: value for name, value in parts.items() if value is not None}
 
 
 def preset_path(name: str) -> Path:

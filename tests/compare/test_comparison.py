@@ -17,8 +17,8 @@ from sitvit.compare.settings import ComparisonConfig
 from sitvit.compare.work import do, find_cell, work_through
 from sitvit.data.stream import TrainingBatch, TrainingStream
 from sitvit.eval import evaluate
-from sitvit.eval.online import job_of
 from sitvit.generate import job, samples
+from sitvit.generate.request import job_of
 from sitvit.train import trainer
 
 from ..conftest import ROOT
@@ -91,7 +91,7 @@ def test_both_arms_of_a_seed_are_measured_on_images_of_the_same_noise_and_class(
     for seed in finished.seeds:
         for arm in ("vanilla", "vit5"):
             measured = find_cell(cells, f"evaluate-{arm}-seed_{seed}-step_4-cfg_2").evaluation
-            job_of(measured, torch.device("cpu")).latents(range(4))
+            job_of(measured, measured.sampling_batch_size, torch.device("cpu")).latents(range(4))
     first, second, other, _ = drawn
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
@@ -156,6 +156,14 @@ def test_other_settings_are_refused_by_key(finished, tmp_path):
     changed = [text.replace("num_images=16", "num_images=17") for text in finished.evaluation]
     with pytest.raises(ValueError, match=r"evaluation.num_images was 16, now 17"):
         work_through(cells_of(read(path, f"evaluation={json.dumps(changed)}")))
+
+
+def test_a_cell_that_was_done_before_there_was_a_choice_of_precision_is_done(finished):
+    cell = next(cell for cell in cells_of(finished) if cell.kind == "evaluate")
+    record = json.loads(cell.record_path.read_text())
+    del record["settings"]["evaluation.precision"]
+    cell.record_path.write_text(json.dumps(record))
+    assert cell.is_done()
 
 
 def test_a_cell_is_held_by_one_process_alone(finished):

@@ -10,17 +10,19 @@ import pytest
 import torch
 from PIL import Image
 
+from sitvit import cli
 from sitvit.config import load_config
 from sitvit.data import sources as image_sources
 from sitvit.eval import extraction
 from sitvit.eval.evaluate import evaluate, make_reference
 from sitvit.eval.extraction import extract
 from sitvit.eval.features import CallableFeatures, FashionFeatures
-from sitvit.eval.online import job_of
 from sitvit.eval.sets import ImageSet, open_set
 from sitvit.eval.settings import EvaluationConfig, preset_path, sweep_points
 from sitvit.eval.sweep import check_against_published, sweep
 from sitvit.flow.samplers import find_sampler
+from sitvit.generate.request import job_of
+from sitvit.generate.samples import SampleSettings
 from sitvit.train.checkpoint import load_checkpoint
 
 CPU = torch.device("cpu")
@@ -81,6 +83,63 @@ def test_online_evaluation_equals_offline_evaluation_of_the_same_checkpoint(conf
     assert len(list(folder.rglob("0*.png"))) == 22
     assert not list(tmp_path.glob(".*.features"))  # nothing is left behind
     assert json.loads(path.read_text())["protocol"]["measures"]["pr"]["distances"] == "float32"
+
+
+WAYS = {
+    "autoguidance": ["--autoguidance", "STEP_3", "--cfg-scale", "3"],
+    "precision": ["--precision", "bfloat16"],
+    "image_size": ["--image-size", "48"],
+    "step": ["--step", "3"],
+    "guided_channels": ["--cfg-scale", "2", "--guided-channels", "3", "--guidance-interval", "0.2", "0.9"],
+    "sampler": ["--sampler", "sit-sde", "--diffusion", "constant", "--last-step", "none"],
+}
+
+
+@pytest.mark.parametrize("what", WAYS)
+def test_what_is_measured_of_a_checkpoint_are_the_images_of_the_same_options_of_the_sampling_script(
+    trained_run, few, tmp_path, what
+):
+    weak = str(trained_run / "checkpoints" / "step_0000003")
+    options = [weak if word == "STEP_3" else word for word in WAYS[what]]
+    options += [
+        "--checkpoint",
+        str(trained_run),
+        "--labels",
+        "random",
+        "--num-images",
+        "5",
+        "--num-steps",
+        "2",
+    ]
+    cli.sample([*options, "--batch-size", "3", "--out", str(tmp_path / "made")])
+    cli.evaluate([*options, "--sampling-batch-size", "3", "--out", str(tmp_path / "online.json")])
+    cli.evaluate(["--samples", str(tmp_path / "made"), "--out", str(tmp_path / "offline.json")])
+    online, offline = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("online", "offline"))
+    assert online["metrics"] == offline["metrics"]
+    told, record = online["protocol"]["samples"], offline["protocol"]["samples"]
+    assert {key: record[key] for key in told} == told
+    plain = SampleSettings.__dataclass_fields__
+    assert set(plain) < set(told)
+
+
+def test_options_of_a_checkpoints_images_are_refused_beside_samples(tmp_path):
+    with pytest.raises(ValueError, match="--seed, --image-size: of images that are made from a --checkpoint"):
+        cli.evaluate(["--samples", "made", "--seed", "1", "--image-size", "32"])
+
+
+def test_what_is_typed_replaces_a_presets_value_by_none_too(trained_run, few, tmp_path):
+    preset = tmp_path / "three.yaml"
+    preset.write_text("guided_channels: 3\ncfg_scale: 2\nnum_images: 4\nnum_steps: 1\n")
+    out = tmp_path / "m.json"
+    options = ["--checkpoint", str(trained_run), "--preset", str(preset), "--guided-channels", "all"]
+    cli.evaluate([*options, "--out", str(out)])
+    told = json.loads(out.read_text())["protocol"]["samples"]
+    assert (told["guided_channels"], told["cfg_scale"]) == (None, 2)
+
+
+def test_a_self_check_without_adms_files_names_them():
+    with pytest.raises(ValueError, match="admnet_guided_upsampled_imagenet256.npz --reference VIRTUAL"):
+        cli.evaluate(["--self-check", "256"])
 
 
 def test_the_protocol_of_an_online_number_names_all_that_the_images_follow_from(config):
@@ -182,7 +241,7 @@ def test_a_preset_samples_a_folder_that_holds_one_set_of_weights_without_a_name(
     load_checkpoint(trained_run).save_pretrained(tmp_path / "m")
     keys = [f"checkpoint={tmp_path / 'm'}", "autoencoder=fashion-autoencoder", "num_images=2"]
     config = load_config(preset_path(name), keys, EvaluationConfig)
-    assert job_of(config, CPU).trained.weights == "the weights of the folder"
+    assert job_of(config, 2, CPU).trained.weights == "the weights of the folder"
 
 
 def test_an_unknown_preset_and_no_samples_are_refused():
@@ -348,5 +407,5 @@ def test_the_self_check_passes_on_the_published_numbers_and_names_what_is_missed
 
 
 def test_the_images_of_a_job_are_those_that_it_is_asked_for(config):
-    job = job_of(config, CPU)
+    job = job_of(config, 5, CPU)
     assert (job.num_images, job.batch_size, job.guidance.cfg_scale) == (22, 5, 1.5)
