@@ -46,18 +46,30 @@ def sample(arguments: list[str]) -> None:
         help="in place of samples: this image of the class --labels to its noise and back (an ODE or "
         "dit-ddim; guidance is applied on both ways)",
     )
+    parser.add_argument(
+        "--from",
+        type=Path,
+        metavar="JSON",
+        dest="record",
+        help="the images that a samples.json, or the numbers of a checkpoint, are of; with --checkpoint, "
+        "--autoguidance, --autoencoder where these lie elsewhere now",
+    )
     options = parser.parse_args(arguments)
     config = _config(options)
     from ..generate.generation import write
-    from ..generate.request import job_of
+    from ..generate.request import job_of, job_of_record
     from ..generate.samples import Samples, write_npz
     from ..generate.trajectory import write_trajectory
     from ..report.figures import grid_figure, save_figure
 
-    batch_size = 50 if options.batch_size is None else options.batch_size
-    job = job_of(config, batch_size, runtime.processes().device, seed_per_image=options.seeds is not None)
-    if config.checkpoint is None:
-        runtime.say(f"the newest checkpoint: {job.trained.where}, {job.trained.weights}")
+    device = runtime.processes().device
+    if options.record:
+        job = job_of_record(options.record, config, device)
+    else:
+        batch_size = 50 if options.batch_size is None else options.batch_size
+        job = job_of(config, batch_size, device, seed_per_image=options.seeds is not None)
+        if config.checkpoint is None:
+            runtime.say(f"the newest checkpoint: {job.trained.where}, {job.trained.weights}")
     if options.reverse:
         if runtime.is_main_process():
             _reverse(job, options.reverse, options.out)
@@ -76,6 +88,8 @@ def sample(arguments: list[str]) -> None:
 def _config(options: argparse.Namespace) -> SamplingConfig:
     """What was asked for; ValueError where it does not go together."""
     typed = typed_sampling(options)
+    if options.record:
+        _check_record(options, typed)
     if options.reverse:
         _check_reverse(options, typed)
         typed["num_images"] = 1
@@ -89,6 +103,16 @@ def _config(options: argparse.Namespace) -> SamplingConfig:
     if problems := config.problems():
         raise ValueError(problems[0])
     return config
+
+
+def _check_record(options: argparse.Namespace, typed: dict[str, Any]) -> None:
+    """ValueError where an option is given that the record says."""
+    told = [name for name in ("seeds", "batch_size", "reverse") if getattr(options, name) is not None]
+    told += typed.keys() - {"weights", "autoencoder", "family", "autoguidance"}
+    if told:
+        raise ValueError(
+            f"--from says all that the images follow from; leave out {', '.join(map(option, told))}"
+        )
 
 
 def _check_reverse(options: argparse.Namespace, typed: dict[str, Any]) -> None:

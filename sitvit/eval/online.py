@@ -46,8 +46,7 @@ def open_checkpoint_set(config: EvaluationConfig, device: Any, trained: Trained 
     job = job_of(config, config.sampling_batch_size, device, trained)
     if config.keep_samples is not None:
         return open_set(str(write(job, Path(config.keep_samples))), device)
-    about = {**asdict(job.settings()), "checkpoint": job.trained.where, "step": job.trained.step}
-    about = json.loads(json.dumps(about))  # as it will be read again
+    about = json.loads(json.dumps({**asdict(job.settings()), **job.sources()}))  # as it will be read again
     fingerprint = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     return ImageSet(
         Generated(job), about, fingerprint, about["image_size"], job.trained.trained_on, True, job.batch_size

@@ -74,8 +74,7 @@ def write(job: Job, out: Path | None) -> Path:
         record = {
             **runtime.read_json(out / "settings.json"),
             "image_labels": job.labels_of(range(job.num_images)).tolist(),
-            "checkpoint": trained.where,
-            "step": trained.step,
+            **job.sources(),
             "trained_on": trained.trained_on and trained.trained_on[0],
             "trained_on_fingerprint": trained.trained_on and trained.trained_on[1],
             "num_evaluations": job.sampler.num_evaluations or [min(job.evaluations), max(job.evaluations)],

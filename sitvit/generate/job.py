@@ -108,6 +108,11 @@ class Job:
             uint8_rule=UINT8_RULE,
         )
 
+    def sources(self) -> dict[str, Any]:
+        """Where the networks of `settings` lay."""
+        weak = {} if self.weak is None else {"autoguidance_checkpoint": self.weak.where}
+        return {"checkpoint": self.trained.where, "step": self.trained.step, **weak}
+
     def keys(self, indices: range) -> list[tuple[int, int]]:
         """(seed, index) of each image."""
         return keys_of(self.seed, indices, self.seed_per_image)
