@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from .. import runtime
 from ..eval.settings import EvaluationConfig, preset_path
@@ -121,7 +122,7 @@ def _evaluate_once(config: EvaluationConfig, self_check: str | None) -> None:
 
 
 def _sweep(config: EvaluationConfig, texts: list[str]) -> None:
-    from ..eval.sweep import sweep
+    from ..eval.sweep import over_seeds, sweep
 
     swept = {}
     for text in texts:
@@ -130,11 +131,22 @@ def _sweep(config: EvaluationConfig, texts: list[str]) -> None:
             raise ValueError(f"--sweep takes KEY=V1,V2, got {text!r}")
         swept[key] = values.split(",")
     out = Path(config.out or "runs/evaluations/sweep")
-    for row in sweep(config, swept, out):
-        point = " ".join(f"{key}={row[key]}" for key in swept)
+    rows = sweep(config, swept, out)
+    for row in rows:
         numbers = " ".join(f"{name} {value:.4f}" for name, value in row["metrics"].items())
-        runtime.say(f"{point}: {numbers}")
+        runtime.say(f"{_point(row, swept)}: {numbers}")
+    for row in over_seeds(rows):
+        spread = " ".join(
+            f"{name} {mean:.4f} +- {row['std'][name]:.4f}" for name, mean in row["mean"].items()
+        )
+        runtime.say(
+            f"{_point(row, swept)} {row['seeds']} seeds, mean +- standard deviation: {spread}".lstrip()
+        )
     runtime.say(f"every tried point: {out / 'sweep.json'}")
+
+
+def _point(row: dict[str, Any], swept: dict[str, list[str]]) -> str:
+    return " ".join(f"{key}={row[key]}" for key in swept if key in row)
 
 
 def report(arguments: list[str]) -> None:

@@ -1,5 +1,7 @@
 """Many evaluations of one checkpoint, and the check of an evaluator against published numbers."""
 
+import json
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,8 @@ For each metric the published value and what is allowed."""
 def sweep(config: EvaluationConfig, swept: dict[str, list[str]], out: Path) -> list[dict[str, Any]]:
     """Evaluate every combination of `swept` values; each tried point is recorded in `out`/sweep.json.
 
-    A point that was measured before is not measured again, so a killed sweep goes on.
+    A point that was measured before is not measured again, so a killed sweep goes on. Where seeds are swept,
+    the file has the spread over them too (`over_seeds`).
 
     Raises:
         ValueError: a key or value that cannot be swept, or no checkpoint to sample.
@@ -43,8 +46,30 @@ def sweep(config: EvaluationConfig, swept: dict[str, list[str]], out: Path) -> l
         metrics, path = evaluate(replace(point, out=str(out / f"{name}.json"), keep_samples=kept))
         rows.append({**values, "metrics": metrics, "file": path.name})
         if runtime.is_main_process():
-            runtime.write_json(out / "sweep.json", {"tried": rows, "points": len(points)})
+            record = {"tried": rows, "points": len(points), "over_seeds": over_seeds(rows)}
+            runtime.write_json(out / "sweep.json", record)
     return rows
+
+
+def over_seeds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each point of a sweep that has several seeds: its mean and standard deviation (n - 1) over them.
+
+    One entry for all other settings equal, with the number of seeds, `mean` and `std` of each metric.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        others = {key: value for key, value in row.items() if key not in ("seed", "metrics", "file")}
+        groups.setdefault(json.dumps(others), []).append(row["metrics"])
+    return [
+        {
+            **json.loads(others),
+            "seeds": len(found),
+            "mean": {name: statistics.mean(each[name] for each in found) for name in found[0]},
+            "std": {name: statistics.stdev(each[name] for each in found) for name in found[0]},
+        }
+        for others, found in groups.items()
+        if len(found) > 1
+    ]
 
 
 def _word(value: Any) -> str:

@@ -19,7 +19,7 @@ from sitvit.eval.extraction import extract
 from sitvit.eval.features import CallableFeatures, FashionFeatures
 from sitvit.eval.sets import ImageSet, open_set
 from sitvit.eval.settings import EvaluationConfig, preset_path, sweep_points
-from sitvit.eval.sweep import check_against_published, sweep
+from sitvit.eval.sweep import check_against_published, over_seeds, sweep
 from sitvit.flow.samplers import find_sampler
 from sitvit.generate.request import job_of
 from sitvit.generate.samples import SampleSettings
@@ -213,6 +213,39 @@ def test_a_sweep_records_every_point_and_measures_none_twice(config, tmp_path, c
     capsys.readouterr()
     assert sweep(small, swept, tmp_path / "sweep") == rows
     assert capsys.readouterr().out.count("was measured before") == 4
+
+
+def test_a_sweep_over_seeds_tells_mean_and_spread_of_each_other_setting(config, tmp_path, capsys):
+    out = tmp_path / "sweep"
+    options = [
+        "--checkpoint",
+        config.checkpoint,
+        "--features",
+        FASHION,
+        "--num-images",
+        "4",
+        "--num-steps",
+        "1",
+    ]
+    cli.evaluate([*options, "--sweep", "seed=0,1,2", "cfg_scale=1,2", "--out", str(out)])
+    record = json.loads((out / "sweep.json").read_text())
+    said = []
+    assert [(each["cfg_scale"], each["seeds"]) for each in record["over_seeds"]] == [(1, 3), (2, 3)]
+    for each in record["over_seeds"]:
+        found = [
+            row["metrics"]["FD-fashion"] for row in record["tried"] if row["cfg_scale"] == each["cfg_scale"]
+        ]
+        assert len(set(found)) == 3  # or the spread would be of nothing
+        assert each["mean"]["FD-fashion"] == pytest.approx(np.mean(found), rel=1e-12)
+        assert each["std"]["FD-fashion"] == pytest.approx(np.std(found, ddof=1), rel=1e-9)
+        said.append(f"FD-fashion {np.mean(found):.4f} +- {np.std(found, ddof=1):.4f}")
+    told = capsys.readouterr().out
+    assert all(f"3 seeds, mean +- standard deviation: {text}" in told for text in said)
+
+
+def test_a_sweep_without_several_seeds_has_no_spread():
+    rows = [{"cfg_scale": scale, "metrics": {"FID": 1.0}, "file": "f"} for scale in (1, 2)]
+    assert over_seeds(rows) == over_seeds([{**row, "seed": 0} for row in rows]) == []
 
 
 def test_a_sweep_of_unknown_keys_or_values_is_refused():
