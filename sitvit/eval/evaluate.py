@@ -63,8 +63,8 @@ def evaluate(
     start = time.monotonic()
     state = runtime.processes()
     images = _open_samples(config, state.device, trained)
-    if len(images.images) == 0:
-        raise ValueError(f"{config.samples} has no images")
+    if len(images.images) < 2:
+        raise ValueError(f"{config.samples} has {len(images.images)} image(s); at least 2 can be measured")
     reference_name = config.reference or (images.trained_on and images.trained_on[0])
     if not reference_name:
         raise ValueError(f"name the images to compare {config.samples} with: --reference")

@@ -383,6 +383,7 @@ def test_samples_that_cannot_be_measured_are_refused_by_name(tmp_path):
 
     (tmp_path / "empty").mkdir()
     refuse(tmp_path / "empty", "empty has no images")
+    refuse(write_pictures(tmp_path / "one", 1), r"one has 1 image\(s\); at least 2")
     mixed = write_pictures(tmp_path / "mixed", 3)
     Image.new("RGB", (30, 20)).save(mixed / "999.png")
     refuse(mixed, "999.png has 30 x 20 pixels")
