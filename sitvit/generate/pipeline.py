@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline, ImagePipelineOutput
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.autoencoder import PIXELS, Autoencoder, pixels_to_images
 from ..flow.guidance import Guidance
@@ -90,7 +90,7 @@ class SiTPipeline(DiffusionPipeline):  # type: ignore[misc]
             raise ValueError(f"{folder} is no pipeline: it has no model_index.json")
         pipe = cls.from_trained(open_trained(str(folder)))
         network: Any = pipe.transformer
-        network.to(torch_dtype)
+        nn.Module.to(network, torch_dtype)  # diffusers' own warns of modules to keep, of which there are none
         return pipe
 
     @classmethod
