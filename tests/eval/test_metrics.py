@@ -185,6 +185,19 @@ def test_statistics_of_an_odd_number_over_8_processes_are_those_of_the_whole_shi
     np.testing.assert_allclose(merged.covariance, whole.covariance, atol=1e-11)
 
 
+def test_the_distance_does_not_feel_order_partition_or_an_offset_of_1000():
+    a, b = random_features(501, 6, 0), random_features(400, 6, 1)
+    plain = frechet_distance(statistics_of(a), statistics_of(b))
+    order = np.random.default_rng(2).permutation(len(a))
+    moved = FeatureStatistics(6)
+    for process in range(8):  # 501 is no multiple of 8, and their batches of 7 are ragged
+        moved.merge(statistics_of(a[order][process::8] + 1000, batch=7))
+    found = frechet_distance(moved, statistics_of(b + 1000, batch=33))
+    # Values near 1000 are rounded to 1e-13, in a mean that is squared with a shift of a few
+    assert found == pytest.approx(plain, rel=1e-10)
+    assert plain > 0.1
+
+
 def test_statistics_of_another_width_and_empty_parts_are_refused_or_nothing():
     statistics = FeatureStatistics.of(np.ones((3, 2)))
     statistics.merge(FeatureStatistics(2))

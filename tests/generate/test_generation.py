@@ -143,6 +143,17 @@ def test_any_number_of_processes_makes_the_same_bytes(run, monkeypatch, num_proc
     assert pictures(run("split")) == whole
 
 
+@pytest.mark.parametrize("num_processes", [1, 3, 8])
+def test_50001_images_are_shared_out_once_each_in_batches_that_do_not_depend_on_the_processes(
+    checkpoint, num_processes
+):
+    job = Job(of_checkpoint(checkpoint), 50_001, "random", 0, FixedOde(), Guidance(), 64)
+    shares = [job.batches_of(process, num_processes) for process in range(num_processes)]
+    batches = sorted((batch for share in shares for batch in share), key=lambda batch: batch.start)
+    assert batches == [range(start, start + 64) for start in range(0, 50_001, 64)]  # the last one passes N
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
 def test_exactly_the_asked_number_is_made_and_all_differ(run):
     made = run(num_images=7, batch_size=3)
     assert sorted(pictures(made)) == [f"{i:06d}.png" for i in range(7)]
