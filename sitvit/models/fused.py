@@ -53,12 +53,14 @@ def linear_after_norm(linear: nn.Module, x: Tensor) -> Tensor:
     Of a block's nineteen (B, N, D) that are two, for two multiply-adds a value.
     """
     node: Any = x.grad_fn if not is_plain() else None
-    if not getattr(node, "can_remake", False):
+    if not getattr(node, "can_remake", False) or not x.is_contiguous():
         return linear(x)
-    address, size = x.data_ptr(), x.numel()
+    whole = x.data_ptr(), x.numel(), x.dtype, x._version
 
     def pack(tensor: Tensor) -> Tensor | torch.Size:
-        return tensor.shape if (tensor.data_ptr(), tensor.numel()) == (address, size) else tensor
+        # Whatever stands in for the Linear (LoRA, a hook) may turn x over or change it in place.
+        seen = tensor.data_ptr(), tensor.numel(), tensor.dtype, tensor._version
+        return tensor.shape if seen == whole and tensor.is_contiguous() else tensor
 
     def unpack(kept: Tensor | torch.Size) -> Tensor:
         return kept if isinstance(kept, Tensor) else _RmsModulate.remake(node).view(kept)
@@ -90,7 +92,9 @@ class _RmsModulate(torch.autograd.Function):
     @staticmethod
     def remake(ctx: Any) -> Tensor:
         """The output once more, bit for bit, from what is kept for backward."""
-        ctx.unpacked = n, _, factor, shift = ctx.saved_tensors  # gradient checkpointing gives them once
+        if "unpacked" not in ctx.__dict__:  # gradient checkpointing gives them once
+            ctx.unpacked = ctx.saved_tensors
+        n, _, factor, shift = ctx.unpacked
         return torch.addcmul(shift, n, factor)
 
     @staticmethod

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sitvit
@@ -97,6 +99,47 @@ def test_an_input_made_again_for_backward_gives_the_same_bits(monkeypatch):
     for once, both, expected in zip(found, twice, gradients(), strict=True):
         assert torch.equal(once, expected)
         torch.testing.assert_close(both, 2 * expected)
+
+
+class Adapted(nn.Module):
+    """A Linear with a low-rank part beside it, which reads the input in another way."""
+
+    def __init__(self, linear, reading):
+        super().__init__()
+        self.linear, self.reading = linear, reading
+        self.down = nn.Parameter(torch.randn(4, linear.in_features))
+        self.up = nn.Linear(4, linear.out_features)
+
+    def forward(self, x):
+        if self.reading == "changed in place":
+            x.mul_(1.5)
+        if self.reading == "turned over":
+            low = F.conv1d(x.transpose(1, 2), self.down.unsqueeze(-1)).transpose(1, 2)
+        else:
+            low = x @ self.down.T
+        return self.linear(x) + self.up(low)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("reading", ["read twice", "turned over", "changed in place"])
+def test_whatever_stands_in_for_a_linear_has_the_gradients_of_the_plain_code(reading, checkpointing):
+    model = randomized()
+    for block in model.blocks:
+        block.attn.qkv = Adapted(block.attn.qkv, reading)
+        block.mlp.fc1 = Adapted(block.mlp.fc1, reading)
+    model.gradient_checkpointing = checkpointing
+    x, t, labels = torch.randn(2, 4, 4, 8), torch.rand(2), torch.tensor([3, 5])
+
+    def gradients():
+        model.zero_grad()
+        model(x, t, labels).square().mean().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    found = gradients()
+    with fused.plain():
+        expected = gradients()
+    for ours, wanted in zip(found, expected, strict=True):
+        assert (ours - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
 def test_sit_on_vit5_keeps_no_more_for_backward_than_vanilla():
