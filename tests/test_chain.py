@@ -138,7 +138,9 @@ def test_a_process_that_dies_ends_all_of_them_within_a_minute_in_one_sentence(ti
     assert find_checkpoint(str(tmp_path / "run")).step >= 20
 
 
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "kill", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)  # a signal that may be heeded is cheaper to test in tests/train/
 def test_a_process_that_is_killed_continues_bit_for_bit(tiny_file, tmp_path, kill):
     overrides = ["train.num_steps=400", "train.save_every=20"]
     succeeds("train_sit", "--config", tiny_file, "run=whole", *overrides, cwd=tmp_path)
