@@ -49,9 +49,10 @@ DARK = -0.5
 
 
 class ForeignCache(Protocol):
-    """`labels` (N,), whether there are mirrored ones, and `read(indices)` -> unscaled moments."""
+    """`paths` of the latents, `labels` (N,), whether there are mirrored ones, `read(indices)` -> unscaled."""
 
     kind: str
+    paths: list[Path]
     labels: np.ndarray
     has_flip: bool
 
@@ -211,7 +212,7 @@ def import_latents(folder: Path, autoencoder: Autoencoder, out: Path, normalize_
     settings = {
         "format": FORMAT,
         "images": str(folder.resolve()),
-        "images_fingerprint": hashlib.sha256(first.tobytes() + cache.labels.tobytes()).hexdigest(),
+        "images_fingerprint": _fingerprint(cache),
         "num_images": len(cache.labels),
         "class_names": [str(label) for label in range(int(cache.labels.max()) + 1)],
         "image_size": first.shape[-1] * identity.downsampling,
@@ -237,6 +238,18 @@ def import_latents(folder: Path, autoencoder: Autoencoder, out: Path, normalize_
             bar.update(len(index))
     shards.finish(out, settings, ranges, start, {"imported_from": cache.kind, "skipped": []})
     runtime.say(f"{out}: imported {len(cache.labels)} latents of {cache.kind}")
+
+
+def _fingerprint(cache: ForeignCache) -> str:
+    """Changes with a label, and when a file of latents is written again."""
+    digest = hashlib.sha256(cache.labels.tobytes())
+    for path in cache.paths:
+        try:
+            stat = path.stat()
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read ({error.strerror})") from None
+        digest.update(f"{path.name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
 
 
 def _check_channels(folder: Path, moments: np.ndarray, identity: AutoencoderIdentity) -> None:

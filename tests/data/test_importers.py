@@ -105,7 +105,7 @@ def test_lightningdits_draws_and_their_mirrors_are_scaled_once(draws, sd_like, l
 def write_fast_dit(folder, latents, labels):
     for kind, values in (("features", latents), ("labels", labels)):
         (folder / f"imagenet256_{kind}").mkdir(parents=True)
-        for i in range(N):
+        for i in range(len(values)):
             np.save(folder / f"imagenet256_{kind}" / f"{i}.npy", values[i : i + 1].numpy())
 
 
@@ -316,3 +316,18 @@ def test_latents_of_pixels_from_zero_to_one_are_refused_though_the_decoder_overs
     ):
         import_latents(tmp_path / "edm2", sd_like, tmp_path / "c", False)
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_latents_that_were_written_again_since_are_not_taken_for_the_old_ones(
+    draws, sd_like, labels, tmp_path, finished
+):
+    """Also those that lie beyond what is looked at first."""
+    write_fast_dit(tmp_path / "f", draws[0].repeat(3, 1, 1, 1) * 0.18215, labels.repeat(3))
+    cli.encode_latents(arguments_of(tmp_path / "f", sd_like, tmp_path / "c"))
+    if not finished:
+        (tmp_path / "c" / "manifest.json").unlink()
+    changed = next((tmp_path / "f").glob("*_features")) / "70.npy"
+    np.save(changed, np.load(changed) * 1.5)
+    with pytest.raises(ValueError, match="was begun with other images"):
+        cli.encode_latents(arguments_of(tmp_path / "f", sd_like, tmp_path / "c"))
