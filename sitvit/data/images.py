@@ -40,8 +40,8 @@ def read_image(path: str | os.PathLike[str]) -> np.ndarray:
 
 def decode_image(file: IO[bytes], name: str) -> np.ndarray:
     """`read_image` of an open binary file that messages call `name`."""
+    _limit_pixels()
     try:
-        _limit_pixels()
         with Image.open(file) as image:
             pixels = image.width * image.height
             if pixels > max_pixels():
@@ -64,9 +64,11 @@ def max_pixels() -> int:
     """`MAX_PIXELS`, or what the environment variable SITVIT_MAX_IMAGE_PIXELS says instead."""
     asked = os.environ.get("SITVIT_MAX_IMAGE_PIXELS", MAX_PIXELS)
     try:
-        return int(asked)
+        if int(asked) >= 1:
+            return int(asked)
     except ValueError:
-        raise ValueError(f"SITVIT_MAX_IMAGE_PIXELS must be a number of pixels, got {asked!r}") from None
+        pass
+    raise ValueError(f"SITVIT_MAX_IMAGE_PIXELS must be a number of pixels from 1, got {asked!r}")
 
 
 def _limit_pixels() -> None:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .demo import FashionMnist, embedded_fashion
-from .images import center_crop, read_image
+from .images import center_crop, max_pixels, read_image
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 NUM_SYNSETS = 1000
@@ -124,12 +124,13 @@ def open_images(where: str) -> ImageSource:
     Fashion-MNIST IDX file; a folder that `datasets` saved, or `hub:NAME` (`hub:NAME:SPLIT`).
 
     Raises:
-        ValueError: nothing usable there, naming what was looked for.
+        ValueError: nothing usable there, naming what was looked for; a limit of pixels that is no number.
     """
     from .archives import open_archive
     from .arrays import ArrayImages
     from .hub import HubImages, is_saved_dataset
 
+    max_pixels()  # a limit that is none is not each image's fault
     if where in EMBEDDED:
         return EMBEDDED[where]()
     if not where:

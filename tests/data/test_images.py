@@ -194,8 +194,16 @@ def test_the_limit_of_pixels_can_be_changed_on_purpose(tmp_path, monkeypatch):
     monkeypatch.setenv("SITVIT_MAX_IMAGE_PIXELS", "4096")
     assert read_image(tmp_path / "x.png").shape == (64, 64, 3)
     monkeypatch.setenv("SITVIT_MAX_IMAGE_PIXELS", "many")
-    with pytest.raises(ValueError, match="SITVIT_MAX_IMAGE_PIXELS must be a number"):
+    with pytest.raises(ValueError, match="^SITVIT_MAX_IMAGE_PIXELS must be a number"):
         read_image(tmp_path / "x.png")
+
+
+@pytest.mark.parametrize("limit", ["many", "0", "-5"])
+def test_a_limit_of_pixels_that_is_none_is_told_before_any_image_is_blamed(tmp_path, monkeypatch, limit):
+    Image.new("RGB", (8, 8), RED).save(tmp_path / "x.png")
+    monkeypatch.setenv("SITVIT_MAX_IMAGE_PIXELS", limit)
+    with pytest.raises(ValueError, match=f"^SITVIT_MAX_IMAGE_PIXELS must be .* from 1, got '{limit}'"):
+        open_images(str(tmp_path))
 
 
 def test_images_above_pillows_warning_are_read_in_silence(tmp_path, recwarn, monkeypatch):
