@@ -174,6 +174,13 @@ def found_by_main(find: Callable[[], Found]) -> Found:
     return found  # type: ignore[no-any-return]
 
 
+def gathered(values: list[Found]) -> list[Found]:
+    """The lists of all processes, one after the other; all call it together."""
+    from accelerate.utils import gather_object
+
+    return gather_object(values)  # type: ignore[no-any-return]
+
+
 def accelerator(precision: str = "fp32", tf32: bool = False) -> Accelerator:
     """accelerate's handle for training; the process count is the launcher's, `precision` "fp32" or "bf16".
 

@@ -69,6 +69,7 @@ def write(job: Job, out: Path | None) -> Path:
     start = time.monotonic()
     _write_missing(out, job, state.process_index, state.num_processes)
     state.wait_for_everyone()
+    counted = runtime.gathered(job.evaluations)  # of the batches that this start made
     if state.is_main_process:
         trained = job.trained
         record = {
@@ -77,7 +78,7 @@ def write(job: Job, out: Path | None) -> Path:
             **job.sources(),
             "trained_on": trained.trained_on and trained.trained_on[0],
             "trained_on_fingerprint": trained.trained_on and trained.trained_on[1],
-            "num_evaluations": job.sampler.num_evaluations or [min(job.evaluations), max(job.evaluations)],
+            "num_evaluations": job.sampler.num_evaluations or _range(counted),
             "device": state.device.type,
             "num_processes": state.num_processes,
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
@@ -86,13 +87,23 @@ def write(job: Job, out: Path | None) -> Path:
             "peak_memory_mib": runtime.peak_memory_mib(),
         }
         runtime.write_json(out / samples.RECORD, record)
-        calls = record["num_evaluations"]
         runtime.say(
             f"{out}: {job.num_images} images of {_what(job)}, {job.sampler.method}, network "
-            f"evaluations (NFE) {calls if isinstance(calls, int) else ' to '.join(map(str, calls))}"
+            f"evaluations (NFE) {_told(record['num_evaluations'])}"
         )
     state.wait_for_everyone()
     return out
+
+
+def _range(counted: list[int]) -> list[int] | None:
+    """The least and the most; None where an earlier start made all, of which nobody knows."""
+    return [min(counted), max(counted)] if counted else None
+
+
+def _told(calls: int | list[int] | None) -> str:
+    if calls is None:
+        return "not known, since an earlier start made them"
+    return str(calls) if isinstance(calls, int) else " to ".join(map(str, dict.fromkeys(calls)))
 
 
 def _what(job: Job) -> str:

@@ -234,8 +234,19 @@ def test_an_adaptive_method_reports_the_evaluations_that_it_took(run, capsys):
     low, high = record["num_evaluations"]
     assert 6 < low <= high
     shown = capsys.readouterr().out
-    assert f"network evaluations (NFE) {low} to {high}" in shown
+    assert f"network evaluations (NFE) {low if low == high else f'{low} to {high}'}\n" in shown
     assert "dopri5 shares its step over a batch" in shown
+
+
+def test_an_adaptive_job_killed_before_its_record_is_finished_by_the_same_command(run, capsys):
+    """All images are there, so nobody knows how many evaluations they took."""
+    sampler = AdaptiveOde("dopri5_per_image")
+    folder = run(sampler=sampler)
+    images = pictures(folder)
+    (folder / "samples.json").unlink()
+    assert Samples(run(sampler=sampler)).record["num_evaluations"] is None
+    assert pictures(folder) == images
+    assert "network evaluations (NFE) not known" in capsys.readouterr().out
 
 
 def test_a_network_is_sampled_as_what_it_was_trained_to_predict(run, checkpoint, monkeypatch):
