@@ -73,6 +73,30 @@ def test_the_probe_is_drawn_once_for_a_way():
     assert found.num_evaluations == 100
 
 
+def test_the_error_in_bits_per_dimension_is_that_of_its_estimates():
+    x = torch.randn(2, 3, dtype=torch.float64)
+    found = log_likelihood(mixing, x, BACK, "heun", signs(x.shape), 16)
+    each = [
+        log_likelihood(mixing, x, BACK, "heun", lambda _, k=k: signs(x.shape)(k), 1).bits_per_dim()
+        for k in range(16)
+    ]
+    torch.testing.assert_close(found.bits_per_dim(), torch.stack(each).mean(dim=0))
+    torch.testing.assert_close(found.bits_per_dim_error(), torch.stack(each).std(dim=0) / 4)
+
+
+def test_tolerances_and_progress_are_those_that_were_given():
+    x, ticks = torch.randn(2, 3, dtype=torch.float64), []
+
+    def found(tolerance):
+        return log_likelihood(
+            DATA.velocity, x, [1.0, 0.0], "dopri5_per_image", None, on_step=ticks.append,
+            atol=tolerance, rtol=tolerance,
+        )  # fmt: skip
+
+    assert found(1e-9).num_evaluations > 2 * found(1e-3).num_evaluations
+    assert ticks
+
+
 def test_one_probe_has_no_standard_error():
     found = log_likelihood(mixing, torch.randn(2, 3), BACK, "heun", signs((2, 3)), 1)
     assert found.standard_error.isnan().all()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sitvit.flow.intervals import ode_interval, sde_interval, training_interval
-from sitvit.flow.objective import WEIGHTS, Objective
+from sitvit.flow.objective import WEIGHTS, DiffusionObjective, Objective
 from sitvit.flow.parameterization import CONVERSIONS, PREDICTIONS
 from sitvit.flow.paths import PATHS, Linear
 from sitvit.flow.times import TimeDistribution
@@ -100,6 +100,25 @@ def test_intervals_are_the_official_ones(key):
         assert sbdm == (1e-3, 0.96)
     else:
         assert sbdm == tuple(official["sde_interval_SBDM"])
+
+
+@pytest.mark.parametrize("path", ["linear", "gvp"])
+def test_the_likelihood_weight_of_a_velocity_stays_off_the_ends(path):
+    """It grows like 1 / (1 - t); the reference ignores it, and has no margin."""
+    assert training_interval(PATHS[path], "velocity", "likelihood") == (1e-3, 1 - 1e-3)
+    assert training_interval(PATHS[path], "velocity", "velocity") == (0.0, 1.0)
+
+
+def test_a_dit_is_trained_at_the_timestep_whose_thousandth_its_time_lies_in():
+    seen = []
+
+    def network(x, timesteps):
+        seen.extend(timesteps.tolist())
+        return x
+
+    x = torch.zeros(6, 1, 1, 1)
+    DiffusionObjective().loss(network, x, x, torch.tensor([0.0, 0.0009, 0.5, 0.5009, 0.9999, 1.0]))
+    assert seen == [0, 0, 500, 500, 999, 999]
 
 
 def test_logit_normal_times_have_the_quantiles_of_their_definition():

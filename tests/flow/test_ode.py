@@ -7,6 +7,7 @@ import torch
 from torchdiffeq import odeint
 from torchdiffeq._impl.odeint import SOLVERS
 
+from sitvit.flow import ode
 from sitvit.flow.ode import ADAPTIVE, METHODS, PER_IMAGE, TORCHDIFFEQ_FIXED, integrate
 from sitvit.flow.parameterization import as_velocity
 from sitvit.flow.paths import PATHS
@@ -217,6 +218,13 @@ def test_a_step_that_underflows_names_solver_time_tolerances_and_a_way_out(name)
 
     with pytest.raises(FloatingPointError, match=rf"{name} gave up at t = 0\.5.*1e-12.*fixed-step"):
         integrate(cliff, torch.ones(2, 1, dtype=torch.float64), grid(1), name, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["dopri5", PER_IMAGE])
+def test_too_many_steps_are_an_error_that_names_solver_and_time(name, monkeypatch):
+    monkeypatch.setattr(ode, "MAX_STEPS", 3)
+    with pytest.raises(FloatingPointError, match=rf"{name} gave up at t = 0\.\d+ .*fixed-step"):
+        integrate(stiff, torch.ones(2, 1).double(), grid(1), name, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", [*METHODS, "dopri5", PER_IMAGE])

@@ -99,6 +99,17 @@ def test_each_conversion_is_finite_up_to_the_ends(path, there, dtype):
     assert CONVERSIONS[there](path, value, x, t).isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["linear", "gvp"])
+def test_at_the_ends_denominators_count_as_a_thousandth(name):
+    x, value = torch.tensor([2.0, 2.0]), torch.tensor([0.5, 0.5])
+    ends = torch.tensor([0.0, 1.0])
+    data = CONVERSIONS["noise", "data"](PATHS[name], value, x, ends)
+    noise = CONVERSIONS["data", "noise"](PATHS[name], value, x, ends)
+    assert data[0].item() == pytest.approx(1.5 / 1e-3)  # (x - e) / alpha, alpha = 0
+    assert noise[1].item() == pytest.approx(1.5 / 1e-3)  # (x - d) / sigma, sigma = 0
+    assert PATHS["vp"].d_sigma(ends)[1].item() == pytest.approx(-0.05 / 1e-3)
+
+
 @pytest.mark.parametrize("path", PATHS.values(), ids=lambda path: path.name)
 def test_the_velocity_determines_noise_and_data_at_both_ends(path):
     """Of Gaussian data: at t = 0 E[data] is its mean, at t = 1 the point; the noise the other way round."""

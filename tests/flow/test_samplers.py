@@ -114,6 +114,31 @@ def test_parts_that_do_not_belong_or_make_no_sense_are_refused(name, parts, sent
         find_sampler(name, parts)
 
 
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        FixedOde("euler", 4, shift=3.0, interval=(0.2, 0.6)),
+        Sde(num_steps=4, last_step="none", last_step_size=0, shift=3.0, interval=(0.2, 0.6)),
+    ],
+    ids=lambda sampler: sampler.method,
+)
+def test_the_network_is_called_on_the_shifted_grid_of_the_interval_that_was_given(sampler):
+    calls = []
+    velocity = lambda x, t: calls.append(t[0].item()) or x  # noqa: E731
+    x = torch.ones(1, 1, dtype=torch.float64)
+    sampler.sample(velocity, LINEAR, "noise", x, lambda i: x)
+    assert calls == pytest.approx([0.2 + 0.4 * u / (u + 3 * (1 - u)) for u in (0, 0.25, 0.5, 0.75)])
+    assert sampler.times(LINEAR, "noise")[-1] == 0.6
+
+
+@pytest.mark.parametrize("method", ["dopri5", PER_IMAGE])
+def test_an_adaptive_method_runs_over_the_interval_that_was_given(method):
+    sampler = AdaptiveOde(method, interval=(0.2, 0.6))
+    x = torch.zeros(2, 3, dtype=torch.float64)
+    there = sampler.sample(lambda x, t: torch.ones_like(x), LINEAR, "velocity", x, None).state
+    torch.testing.assert_close(there, x + 0.4)
+
+
 def test_only_odes_go_back_to_the_noise():
     with pytest.raises(ValueError, match="cannot be run back"):
         Sde().encode(elementwise, LINEAR, "velocity", torch.zeros(1, 1))
