@@ -93,17 +93,17 @@ def evaluate(
     if known is not None:
         runtime.say(f"{path} was measured before")
         return known, path
+    _check_sizes(side, images)
     runtime.say(f"{len(images.images):,} images of {config.samples or config.checkpoint}")
     warn_of_few(len(images.images), side.num_images, extractor)
     scratches = [_scratch(path, images, extractor, config.batch_size)]
-    sampled = extract(images, images.image_size, extractor, config.batch_size, scratches[0], "samples", state)
+    sampled = extract(images, None, extractor, config.batch_size, scratches[0], "samples", state)
     found: dict[str, float] = {}
     real, used = _reference_features(
         path, side, images, extractor, config.batch_size, "pr" in metrics or "kid" in metrics, state
     )
     scratches += used
     if sampled is not None and real is not None:
-        _check_sizes(side, sampled)
         found = _measure(config, metrics, extractor, images, sampled, real, state.device)
         write_metrics(path, found, protocol, time.monotonic() - start)
         for scratch in scratches:
@@ -292,16 +292,17 @@ def _reference_features(
     return reference_of_arrays(side.arrays, pool, side.num_images), [scratch]
 
 
-def _check_sizes(side: Side, sampled: Extracted) -> None:
-    """ValueError where a statistics file is of images of another size than the samples."""
-    shape = side.about.get("provenance", {}).get("image_shape")
-    if shape is None and side.arrays is not None and side.images is not None:
-        shape = list(side.images.images.read(0).shape)
-    if shape is not None and list(sampled.image_shape) != list(shape):
-        found, wanted = (f"{s[1]} x {s[0]}" for s in (sampled.image_shape, shape))
-        raise ValueError(
-            f"the samples have {found} pixels, but {side.about['file']} is of images of {wanted}"
-        )
+def _check_sizes(side: Side, samples: ImageSet) -> None:
+    """ValueError where the reference is of images of another size than the samples, and is not cropped."""
+    made, shape = samples.shape_of_all(), side.about.get("provenance", {}).get("image_shape")
+    is_cropped = side.arrays is None and samples.image_size is not None
+    if shape is None and side.images is not None and not is_cropped:
+        shape = side.images.shape_of_all()
+    if shape is not None and tuple(shape) != made:
+        found, wanted = (f"{s[1]} x {s[0]}" for s in (made, shape))
+        name = side.about.get("file") or side.about["name"]
+        crop = "; --make-reference NPZ crops images to --image-size" if side.arrays is None else ""
+        raise ValueError(f"the samples have {found} pixels, but {name} is of images of {wanted}{crop}")
 
 
 def _measure(

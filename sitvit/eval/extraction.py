@@ -102,10 +102,11 @@ def _batches(images: ImageSet, block: range, image_size: int | None, batch_size:
         return image if image_size is None else center_crop(image, image_size)
 
     cuts = [block[start : start + batch_size] for start in range(0, len(block), batch_size)]
-    first = _shape_of_first(images, image_size)
+    shape = images.shape_of_all() if image_size is None else (image_size, image_size, 3)
+    whose = "its record" if images.shape else source.name(0)
     if images.in_order:
         for cut in cuts:
-            yield _stack(source, cut, [read(index) for index in cut], first)
+            yield _stack(source, cut, [read(index) for index in cut], shape, whose)
         return
     with ThreadPoolExecutor(4) as threads:
         ahead: list[list[Future[np.ndarray]]] = []
@@ -116,25 +117,19 @@ def _batches(images: ImageSet, block: range, image_size: int | None, batch_size:
                 arrived = [future.result() for future in ahead.pop(0)]
                 if number + 2 < len(cuts):
                     ahead.append([threads.submit(read, index) for index in cuts[number + 2]])
-                yield _stack(source, cut, arrived, first)
+                yield _stack(source, cut, arrived, shape, whose)
         finally:
             threads.shutdown(wait=True, cancel_futures=True)
 
 
-def _shape_of_first(images: ImageSet, image_size: int | None) -> tuple[int, ...]:
-    if image_size is not None:
-        return image_size, image_size, 3
-    return images.images.read(0).shape  # each process compares with the same one
-
-
 def _stack(
-    source: LabelledImages, indices: range, arrays: list[np.ndarray], shape: tuple[int, ...]
+    source: LabelledImages, indices: range, arrays: list[np.ndarray], shape: tuple[int, ...], whose: str
 ) -> Tensor:
     for index, image in zip(indices, arrays, strict=True):
         if image.shape != shape:
             raise ValueError(
                 f"{source.name(index)} has {image.shape[1]} x {image.shape[0]} pixels, but "
-                f"{source.name(0)} has {shape[1]} x {shape[0]}; all must have one size"
+                f"{whose} has {shape[1]} x {shape[0]}; all must have one size"
             )
     batch = np.stack(arrays)
     if batch.dtype != np.uint8:

@@ -49,5 +49,5 @@ def open_checkpoint_set(config: EvaluationConfig, device: Any, trained: Trained 
     about = json.loads(json.dumps({**asdict(job.settings()), **job.sources()}))  # as it will be read again
     fingerprint = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     return ImageSet(
-        Generated(job), about, fingerprint, about["image_size"], job.trained.trained_on, True, job.batch_size
+        Generated(job), about, fingerprint, job.image_size, job.trained.trained_on, True, job.batch_size
     )

@@ -40,10 +40,19 @@ class ImageSet:
     images: LabelledImages
     about: dict[str, Any]  # for the protocol
     fingerprint: str  # changes when the images do
-    image_size: int | None = None  # to crop to; None: as they lie
+    shape: tuple[int, int] | None = None  # height and width that are promised; None: the first image's
     trained_on: tuple[str, str] | None = None  # name and fingerprint of the real images
     in_order: bool = False  # reading is quick in order alone, and not for several threads
     block: int | None = None  # what is made together, where that is so
+
+    @property
+    def image_size(self) -> int | None:
+        """The side that a reference is cropped to; None: as it lies."""
+        return self.shape[0] if self.shape and self.shape[0] == self.shape[1] else None
+
+    def shape_of_all(self) -> tuple[int, ...]:
+        """(H, W, 3) that each image has to have."""
+        return self.images.read(0).shape if self.shape is None else (*self.shape, 3)
 
 
 def open_set(where: str, device: torch.device) -> ImageSet:
@@ -58,13 +67,13 @@ def open_set(where: str, device: torch.device) -> ImageSet:
         record = made.record
         against = record["trained_on"], record["trained_on_fingerprint"]
         fingerprint = hashlib.sha256((folder / RECORD).read_bytes()).hexdigest()
-        return ImageSet(made, record, fingerprint, record["image_size"], against)
+        return ImageSet(made, record, fingerprint, shape_of_record(record), against)
     if (folder / "settings.json").is_file():
         cache = LatentCache(folder)
         about = {"reconstructions_of": cache.manifest["images"], "latents": cache.fingerprint}
         against = cache.manifest["images"], cache.manifest["images_fingerprint"]
-        rebuilt = Reconstructions(cache, device)
-        return ImageSet(rebuilt, about, cache.fingerprint, cache.image_size, against, True, DECODED_AT_ONCE)
+        rebuilt, shape = Reconstructions(cache, device), (cache.image_size, cache.image_size)
+        return ImageSet(rebuilt, about, cache.fingerprint, shape, against, True, DECODED_AT_ONCE)
     source: Any
     if folder.is_dir() and any(is_image(path.name) for path in folder.iterdir() if path.is_file()):
         source = LooseImages(folder)
@@ -73,6 +82,12 @@ def open_set(where: str, device: torch.device) -> ImageSet:
     else:
         source = open_images(where)
     return ImageSet(source, {"images": where, "fingerprint": source.fingerprint()}, source.fingerprint())
+
+
+def shape_of_record(record: dict[str, Any]) -> tuple[int, int]:
+    """Height and width of the images that a record of samples is of."""
+    size = record["image_size"]
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 class LooseImages:

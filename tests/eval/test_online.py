@@ -397,6 +397,41 @@ def test_samples_that_cannot_be_measured_are_refused_by_name(tmp_path):
     refuse(tmp_path / "absent", "there is no folder")
 
 
+def test_a_reference_of_another_size_is_refused_before_any_feature_and_one_of_the_same_is_not(tmp_path):
+    samples = write_pictures(tmp_path / "made", 20)
+    np.savez(tmp_path / "of_images.npz", arr_0=np.zeros((30, 32, 32, 3), np.uint8))
+    adm = adm_file(tmp_path / "adm.npz", brightness(), arr_0=np.zeros((30, 32, 32, 3), np.uint8))
+
+    def measure(reference, sides):
+        def never(images):
+            raise AssertionError("features were extracted")
+
+        config = EvaluationConfig(samples=str(samples), reference=reference, out=str(tmp_path / "m.json"))
+        with pytest.raises(ValueError, match=f"samples have 20 x 20 pixels, but .* of images of {sides}"):
+            evaluate(config, CallableFeatures(never, "brightness", 3, "1"))
+
+    measure(str(write_pictures(tmp_path / "real", 12, (20, 32))), "20 x 32; --make-reference NPZ crops")
+    measure(str(tmp_path / "of_images.npz"), "32 x 32; --make-reference")
+    measure(adm, "32 x 32")
+
+
+def test_images_that_are_not_square_are_measured_against_those_of_their_size(trained_run, few, tmp_path):
+    """Made on the fly or on disk; the square images of the training set are refused."""
+    job = ["--num-images", "4", "--num-steps", "1", "--image-size", "32", "48"]
+    job += ["--checkpoint", str(trained_run), "--features", FASHION]
+    real = ["--reference", str(write_pictures(tmp_path / "real", 12, (48, 32)))]
+    cli.evaluate([*job, *real, "--out", str(tmp_path / "online.json")])
+    keep = ["--keep-samples", str(tmp_path / "kept"), "--out", str(tmp_path / "kept.json")]
+    cli.evaluate([*job, *real, *keep])
+    online, kept = (json.loads((tmp_path / f"{n}.json").read_text())["metrics"] for n in ("online", "kept"))
+    assert online == kept
+    with pytest.raises(ValueError, match="samples have 48 x 32 pixels, but fashion-mnist .* 32 x 32"):
+        cli.evaluate(["--samples", str(tmp_path / "kept"), "--out", str(tmp_path / "m.json")])
+    Image.new("RGB", (32, 32)).save(tmp_path / "kept" / "images" / "000001.png")
+    with pytest.raises(ValueError, match="000001.png has 32 x 32 pixels, but its record has 48 x 32"):
+        cli.evaluate(["--samples", str(tmp_path / "kept"), *real, "--out", str(tmp_path / "m.json")])
+
+
 def test_metrics_that_the_features_do_not_have_are_refused_before_anything_is_read(tmp_path):
     path = adm_file(tmp_path / "ref.npz", brightness())
     for metric, sentence in (("sfid", "no spatial features"), ("is", "no logits of an Inception Score")):
