@@ -101,7 +101,11 @@ class Cell:
                 f"{self.name} was begun with other settings: {'; '.join(told)}. Choose another `out`, or the "
                 "old values"
             )
-        return found["done"] and not longer
+        return found["done"] and not longer and self._has_numbers()
+
+    def _has_numbers(self) -> bool:
+        """False of an evaluation whose file was deleted: it is to be done again."""
+        return self.evaluation is None or self.kind != "evaluate" or Path(str(self.evaluation.out)).is_file()
 
     def _before(self) -> dict[str, Any]:
         """What a record that does not name it was made with: before there was the choice."""

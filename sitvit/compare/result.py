@@ -26,13 +26,19 @@ from .statistics import CONFIDENCE, Difference, paired_difference
 
 FORMAT = 2
 DISTANCES = ("FID", "FD-fashion", "FD-DINOv2")
+MEASURED_BY = ("reference", "features")
+"""Parts of the protocol by which all must have been measured: their files' hashes are in them."""
 JUDGED = ("lower", "higher", "not separable")
 
 Values = list[dict[str, Any]]
 
 
 def collect(comparison: ComparisonConfig, cells: Sequence[Cell]) -> dict[str, Any]:
-    """What the finished cells found; ValueError where no evaluation is finished."""
+    """What the finished cells found.
+
+    Raises:
+        ValueError: no evaluation is finished; or two were measured against different references.
+    """
     finished = [cell for cell in cells if cell.is_done()]
     measured = [cell for cell in finished if cell.kind == "evaluate"]
     if not measured:
@@ -40,6 +46,7 @@ def collect(comparison: ComparisonConfig, cells: Sequence[Cell]) -> dict[str, An
     rows = {c.name: read_metrics(Path(c.run.run)) for c in cells if c.kind == "train"}
     cost = costs(comparison, cells, rows)
     found = {cell.name: runtime.read_json(_file(cell)) for cell in measured}
+    _check_measured_alike(measured, found)
     values = [_value(cell, found[cell.name], cost[cell.arm.name]) for cell in measured]
     metric = _distance_name(values[0]["metrics"])
     arms = [{**arm, **cost[arm["name"]]} for arm in _arms(comparison, cells, values, metric)]
@@ -75,6 +82,18 @@ def _file(cell: Cell) -> Path:
     assert cell.evaluation is not None
     assert cell.evaluation.out is not None
     return Path(cell.evaluation.out)
+
+
+def _check_measured_alike(cells: Sequence[Cell], found: dict[str, Any]) -> None:
+    """A cell knows its reference by name alone, and what lies there can change between two of them."""
+    first = cells[0]
+    for part in MEASURED_BY:
+        for cell in cells[1:]:
+            if found[cell.name]["protocol"][part] != found[first.name]["protocol"][part]:
+                raise ValueError(
+                    f"{_file(cell)} and {_file(first)} were measured by different {part}, so they cannot be "
+                    "compared; delete those that are out of date, and the same command measures them again"
+                )
 
 
 def _value(cell: Cell, found: dict[str, Any], cost: dict[str, Any]) -> dict[str, Any]:

@@ -158,6 +158,26 @@ def test_other_settings_are_refused_by_key(finished, tmp_path):
         work_through(cells_of(read(path, f"evaluation={json.dumps(changed)}")))
 
 
+def test_numbers_against_another_reference_are_refused_and_measured_again_when_deleted(finished):
+    """The reference's file was made again between two cells: its name is the same."""
+    cell = find_cell(cells_of(finished), "evaluate-vit5-seed_1-step_4-cfg_1")
+    path, before = Path(cell.evaluation.out), numbers(finished)
+    whole = path.read_bytes()
+    found = json.loads(whole)
+    try:
+        for part, key in (("reference", "fingerprint"), ("features", "sha256")):
+            other = {**found["protocol"], part: {**found["protocol"][part], key: "another"}}
+            path.write_text(json.dumps({**found, "protocol": other}))
+            with pytest.raises(ValueError, match=f"seed_1.*different {part}"):
+                numbers(finished)
+        path.unlink()
+        assert not cell.is_done()
+        assert work_through([cell]) == []
+        assert numbers(finished) == before
+    finally:
+        path.write_bytes(whole)
+
+
 def test_a_cell_that_was_done_before_there_was_a_choice_of_precision_is_done(finished):
     cell = next(cell for cell in cells_of(finished) if cell.kind == "evaluate")
     record = json.loads(cell.record_path.read_text())
