@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .. import runtime
 from .cells import Cell, NotReady, Taken
+from .checks import check
 
 
 def find_cell(cells: Sequence[Cell], name: str) -> Cell:
@@ -22,10 +23,9 @@ def work_through(cells: Sequence[Cell]) -> list[Cell]:
     """Do all cells that nobody else does; returns those that are left to others.
 
     Raises:
-        ValueError: a cell that was begun with other settings, before anything is done.
+        ValueError: what `check` finds, before anything is done.
     """
-    for cell in cells:
-        cell.is_done()
+    check(cells)
     left = []
     for cell in cells:
         try:

@@ -1,6 +1,8 @@
 """A tiny comparison end to end: its cells, their pairing, what is refused, and what a kill changes."""
 
+import dataclasses
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -199,6 +201,36 @@ def test_an_evaluation_before_its_training_says_what_to_run_first(cache_folder, 
         do(cell)
     with pytest.raises(ValueError, match="no cell 'nothing'"):
         find_cell(cells, "nothing")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("reference=nowhere.npz", "nowhere.npz"),
+        ("sampler=hoin", "no sampler is called 'hoin'"),
+        ("weights=ema_0.5", "weights 'ema_0.5' will not be there"),
+        ("features=dinov2", "DINOv2 weights are not there"),
+        ("features=fashion", "no features are called 'fashion'"),
+    ],
+)
+def test_a_measurement_that_will_fail_is_told_before_the_first_training(given, told, cache_folder, tmp_path):
+    comparison = read(write(tmp_path, cache_folder))
+    changed = dataclasses.replace(comparison, evaluation=[*comparison.evaluation, given])
+    with pytest.raises(ValueError, match=re.escape(told)):
+        work_through(cells_of(changed))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("data", ["data.latents=nowhere", "data.latents=null data.images=nowhere"])
+def test_data_of_the_second_arm_that_are_not_there_are_told_before_the_first_training(
+    data, cache_folder, tmp_path
+):
+    comparison = read(write(tmp_path, cache_folder))
+    live = " data.autoencoder=fashion-autoencoder data.image_size=32" if "images" in data else ""
+    arms = [comparison.arms[0], f"{comparison.arms[1]} {data}{live}"]
+    with pytest.raises(ValueError, match="nowhere"):
+        work_through(cells_of(dataclasses.replace(comparison, arms=arms)))
+    assert not (tmp_path / "out").exists()
 
 
 def test_mistakes_are_told_before_anything_is_made(cache_folder, tmp_path):
