@@ -56,7 +56,9 @@ def write(job: Job, out: Path | None) -> Path:
         samples.begin(out, settings)
         (out / "images").mkdir(exist_ok=True)
     state.wait_for_everyone()
-    if (out / samples.RECORD).is_file() and not samples.lacking(out, job.num_images):
+    is_finished = (out / samples.RECORD).is_file() and samples.are_there(out, job.num_images)
+    state.wait_for_everyone()  # all have looked before one writes
+    if is_finished:
         samples.Samples(out)  # says so if foreign ones were added
         runtime.say(f"{out}: all {job.num_images} images are there already")
         return out

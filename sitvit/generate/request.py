@@ -14,6 +14,9 @@ from .samples import SampleSettings
 from .settings import SamplingConfig
 from .trained import Trained, open_trained
 
+SOURCES = ("checkpoint", "step")
+"""What a record says beside its settings: where the network lay."""
+
 
 def job_of(
     config: SamplingConfig,
@@ -62,11 +65,11 @@ def job_of_record(path: Path, moved: SamplingConfig, device: Any) -> Job:
     """
     content = runtime.read_record(path, [])
     record = content.get("protocol", {}).get("samples", content)
-    missing = [key for key in SampleSettings.__dataclass_fields__ if key not in record]
+    missing = [key for key in (*SampleSettings.__dataclass_fields__, *SOURCES) if key not in record]
     if missing:
         raise ValueError(
-            f"{path} does not say {missing[0]}: it is no record of images that were made, or of an "
-            "earlier version"
+            f"{path} does not say {missing[0]}: it is no record of images that were made, as samples.json "
+            "is, or of an earlier version"
         )
     trained = _recorded_network(record, moved)
     weak = moved.autoguidance or record.get("autoguidance_checkpoint")

@@ -21,6 +21,7 @@ from ..data.sources import is_image
 
 FORMAT = 3
 RECORD = "samples.json"
+PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 
 
 @dataclass(frozen=True)
@@ -153,8 +154,13 @@ class Samples:
         return str(image_path(self.folder, index))
 
     def read(self, index: int) -> np.ndarray:
-        """Image `index`, uint8 (H, W, 3)."""
-        return read_image(image_path(self.folder, index))
+        """Image `index`, uint8 (H, W, 3); ValueError naming its file where that is damaged."""
+        try:
+            return read_image(image_path(self.folder, index))
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; delete it, and the same scripts/sample.py command makes it again"
+            ) from None
 
 
 def write_npz(samples: Samples) -> Path:
@@ -177,6 +183,22 @@ def write_npz(samples: Samples) -> Path:
 def lacking(folder: Path, num_images: int) -> set[str]:
     """Names of the promised images that are not there."""
     return {image_path(folder, index).name for index in range(num_images)} - _found(folder)
+
+
+def are_there(folder: Path, num_images: int) -> bool:
+    """Whether all promised images are there, from a PNG's first to its last byte."""
+    paths = (image_path(folder, index) for index in range(num_images))
+    return not lacking(folder, num_images) and all(map(_is_closed, paths))
+
+
+def _is_closed(path: Path) -> bool:
+    """Whether the file has a PNG's beginning and its end, which a loss of power would have cost it."""
+    with open(path, "rb", buffering=0) as file:
+        begins = file.read(len(PNG_START)) == PNG_START
+        if not begins or os.fstat(file.fileno()).st_size < len(PNG_START + PNG_END):
+            return False
+        file.seek(-len(PNG_END), os.SEEK_END)
+        return file.read() == PNG_END
 
 
 def _found(folder: Path) -> set[str]:

@@ -78,7 +78,8 @@ def test_the_classifier_is_right_on_nine_of_ten_images_that_it_was_not_trained_o
 
 def test_scaling_the_features_gives_them_unit_variance_and_keeps_the_logits():
     network = SmallClassifier([4, 8], 10).eval()
-    chosen = np.stack([embedded_fashion().read(i) for i in range(300)])
+    source = embedded_fashion()
+    chosen = np.stack([source.read(i) for i in range(300)])
     pixels = images_to_pixels(torch.from_numpy(chosen))
     with torch.no_grad():
         before = network(pixels)[1]

@@ -71,6 +71,8 @@ def test_what_contradicts_a_record_or_is_none_is_refused_and_nothing_is_made(mak
         make("out", "--from", record, "--seed", 1)
     with pytest.raises(ValueError, match="of images with weights_sha256 = "):
         make("out", "--from", record, "--weights", "model")
+    with pytest.raises(ValueError, match="settings.json does not say checkpoint: .* samples.json"):
+        make("out", "--from", record.with_name("settings.json"))
     old = json.loads(record.read_text())
     del old["sampler"]
     record.write_text(json.dumps(old))
