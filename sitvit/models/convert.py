@@ -1,5 +1,6 @@
 """Networks from elsewhere, and back: official SiT, DiT, ViT-5 and ViT files, and diffusers' DiT folder."""
 
+import contextlib
 import inspect
 import json
 import re
@@ -155,13 +156,9 @@ def save_official(model: DiffusionTransformer | ViT5, path: Path, suffix: str) -
 def _untold(model: DiffusionTransformer | ViT5, state: State) -> list[str]:
     """Settings that `state` alone would be read with another value of."""
     own: dict[str, Any] = {k: v for k, v in dict(model.config).items() if not k.startswith("_")}
-    heads = own["num_heads"]
-    if isinstance(model, ViT5):
-        read = classifier_arguments(state, heads, as_pair(own["img_size"]))
-    else:
-        if "pos_embed" not in state:
-            return [f"positions={own['positions']}"]
-        read = diffusion_arguments(state, heads, as_pair(own["input_size"]))
+    if "pos_embed" not in state:
+        return [f"positions={own['positions']}"]
+    read = _read_back(model, state)
     defaults = {k: p.default for k, p in inspect.signature(type(model).__init__).parameters.items()}
 
     def meaning(key: str, value: Any) -> Any:
@@ -178,6 +175,17 @@ def _untold(model: DiffusionTransformer | ViT5, state: State) -> list[str]:
         for key, value in own.items()
         if meaning(key, value) != meaning(key, read.get(key, defaults[key]))
     ]
+
+
+def _read_back(model: DiffusionTransformer | ViT5, state: State) -> dict[str, Any]:
+    """What `state` is read as by someone who gives heads and size only where the reading asks for them."""
+    read: Any = classifier_arguments if isinstance(model, ViT5) else diffusion_arguments
+    heads = model.config["num_heads"]
+    size = as_pair(model.config["img_size" if isinstance(model, ViT5) else "input_size"])
+    for known in ((None, None), (None, size), (heads, None)):
+        with contextlib.suppress(ValueError):
+            return read(state, *known)  # type: ignore[no-any-return]
+    return read(state, heads, size)  # type: ignore[no-any-return]
 
 
 @torch.no_grad()

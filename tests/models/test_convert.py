@@ -526,6 +526,30 @@ def test_an_export_that_a_reader_would_misunderstand_is_refused(tmp_path, change
         save_official(random_classifier(img_size=32, pool="mean"), tmp_path / "vit5.pt", ".pt")
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"hidden_size": 384, "num_heads": 12}, "num_heads=12"),  # the published width has 6
+        ({"input_size": (4, 16), "positions": "learned"}, r"input_size=\(4, 16\)"),  # 16 positions: 4 x 4
+    ],
+)
+def test_an_export_that_would_be_read_as_a_published_shape_is_refused(tmp_path, changed, words):
+    model = sitvit.SiT(**{**SIT.config, "depth": 1, **changed})
+    with pytest.raises(ValueError, match=f"cannot say {words}"):
+        save_official(model, tmp_path / "SiT.pt", ".pt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_whose_reader_asks_for_heads_and_size_is_written(tmp_path):
+    learned = sitvit.SiT(**{**SIT.config, "input_size": (4, 8), "positions": "learned"})
+    save_official(learned, tmp_path / "SiT.pt", ".pt")
+    again = load(tmp_path / "SiT.pt", input_size=(4, 8)).state_dict()
+    assert all(torch.equal(again[key], tensor) for key, tensor in learned.state_dict().items())
+    classifier = random_classifier(img_size=(16, 40))  # 10 positions are no 3 x 3 and a class position
+    with pytest.raises(ValueError, match=r"cannot say img_size=\(16, 40\), class_position=False"):
+        save_official(classifier, tmp_path / "vit5.pth", ".pth")
+
+
 def test_a_tensor_that_is_there_twice_is_refused(tmp_path):
     state = SIT.under("state/")
     twice = {**state, "module.x_embedder.proj.bias": torch.zeros(48)}
