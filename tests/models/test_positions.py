@@ -1,10 +1,12 @@
 """Attention and rotation equal the released ViT-5 classifier's, part by part."""
 
+import math
+
 import pytest
 import torch
 
 from sitvit.models.layers import Attention, RMSNorm
-from sitvit.models.positions import grid_coordinates, rotate, rotation_angles, rotation_table
+from sitvit.models.positions import grid_coordinates, rotate, rotation_angles, rotation_table, sincos_2d
 
 from .golden import Golden, assert_equal
 
@@ -77,6 +79,19 @@ def test_rotation_is_multiplication_by_complex_numbers():
         expected = torch.view_as_real(pairs * torch.exp(1j * torch.stack(turn))).flatten(-2)
         table = rotation_table(rotation_angles(16, rows, columns, 10000.0)).double()
         torch.testing.assert_close(rotate(x, table)[0, n], expected, atol=1e-6, rtol=1e-5)
+
+
+def test_fixed_positions_of_a_rectangle_are_their_equation_cell_by_cell():
+    """The column in the first half of the width, the row in the second: H and W are never swapped."""
+    table = sincos_2d(16, 2, 5).double().view(2, 5, 16)
+    for row in range(2):
+        for column in range(5):
+            expected = []
+            for position in (column, row):
+                angles = [position * 10000.0 ** (-k / 4) for k in range(4)]
+                expected += [*map(math.sin, angles), *map(math.cos, angles)]
+            found = table[row, column]
+            torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-7, rtol=0)
 
 
 def test_rms_norm_computes_in_float32_under_bfloat16():
