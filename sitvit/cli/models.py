@@ -18,7 +18,8 @@ def import_checkpoint(arguments: list[str]) -> None:
     parser.add_argument("source", help="what to read")
     parser.add_argument("out", type=Path, help="folder to write, or a .pt, .pth or .safetensors file")
     parser.add_argument(
-        "--weights", choices=["ema", "model"], help="which (default: the average where there is one)"
+        "--weights",
+        help="ema, model, or a run's by name, such as ema_0.999 (default: the average where there is one)",
     )
     parser.add_argument("--family", choices=["SiT", "DiT"], help="where the file does not tell")
     parser.add_argument("--num-heads", type=int, help="for a width that is not a published one")

@@ -70,6 +70,10 @@ class Checkpoint:
         averages = [name for name in self.networks if name != "model"]
         if wanted == "ema" and len(averages) == 1:
             return averages[0]
+        if wanted == "ema" and averages:
+            raise ValueError(
+                f"{self.folder} has several averages; say which weights: {', '.join(self.networks)}"
+            )
         if wanted not in self.networks:
             raise ValueError(
                 f"{self.folder} has no weights called {wanted!r}; it has {', '.join(self.networks)}"
@@ -230,8 +234,9 @@ def load_checkpoint(
 ) -> Any:
     """A network from a run, a checkpoint folder, a model folder, or an official SiT, DiT, ViT-5 or ViT file.
 
-    Says which weights were taken. `weights` is "ema", "model", or None for the average where there is one;
-    for the other arguments, which only foreign files need, see `sitvit.models.convert.load_model`.
+    Says which weights were taken. `weights` is "ema", "model", of a run also a full name ("ema_0.999"), or
+    None for the average where there is one; for the other arguments, which only foreign files need, see
+    `sitvit.models.convert.load_model`.
 
     Raises:
         ValueError: nothing loadable there, unsafe, damaged, or not fitting, naming file and keys; or an

@@ -12,9 +12,10 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
 import sitvit
-from sitvit import load_checkpoint
+from sitvit import cli, load_checkpoint
 from sitvit.models.convert import init_from, official_state, save_official
 from sitvit.models.weights import load_strictly, unwrapped
+from sitvit.train.checkpoint import Checkpoint, find_checkpoint
 
 from ..conftest import run_script
 from .golden import Golden, assert_equal
@@ -461,6 +462,17 @@ def test_a_model_folder_and_a_run_load_alike(tmp_path, trained_run, capsys):
     assert torch.equal(network(x, t, labels), again(x, t, labels))
     raw = load_checkpoint(trained_run, weights="model")
     assert not torch.equal(network(x, t, labels), raw(x, t, labels))
+
+
+def test_a_run_with_several_averages_asks_which_and_the_script_takes_the_name(tmp_path, trained_run):
+    one = find_checkpoint(str(trained_run))
+    files = one.record["files"] | {"ema_0.99/diffusion_pytorch_model.safetensors": {}}
+    several = Checkpoint(one.folder, {**one.record, "files": files})
+    with pytest.raises(ValueError, match="several averages; say which weights: ema_0.9, ema_0.99, model$"):
+        several.weights_name("ema")
+    cli.import_checkpoint([str(trained_run), str(tmp_path / "m"), "--weights", "ema_0.9"])
+    expected, found = load_checkpoint(trained_run, "ema_0.9"), load_checkpoint(tmp_path / "m")
+    assert all(torch.equal(t, found.state_dict()[key]) for key, t in expected.state_dict().items())
 
 
 def test_blocks_start_from_a_classifier_and_the_rest_is_left(tmp_path):
