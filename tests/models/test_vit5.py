@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import sitvit
+from sitvit.bench.timing import saved_bytes
 from sitvit.models.presets import CLASSIFIERS
 
 from ..conftest import GOLDEN
@@ -88,6 +89,19 @@ def test_features_of_a_block_are_what_the_next_block_receives():
     torch.testing.assert_close(model.head(model.norm(last)[:, 0]), model(images))
     with pytest.raises(ValueError, match="no block 3: the model has blocks 0 to 2"):
         model.features(images, [3])
+
+
+def test_gradient_checkpointing_keeps_less_for_backward_and_changes_no_gradient():
+    model, images = randomized(img_size=64, depth=6), torch.randn(2, 3, 64, 64)
+    kept, gradients = [], []
+    for on in (False, True):
+        (model.enable_gradient_checkpointing if on else model.disable_gradient_checkpointing)()
+        kept.append(saved_bytes(lambda: model(images), model))
+        model.zero_grad()
+        model(images).square().sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    assert kept[1] < kept[0] / 4
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
 def test_mean_pooling_reads_the_patches_alone():
