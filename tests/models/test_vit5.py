@@ -7,6 +7,7 @@ import torch
 
 import sitvit
 from sitvit.bench.timing import saved_bytes
+from sitvit.models.infer import HEADS
 from sitvit.models.presets import CLASSIFIERS
 
 from ..conftest import GOLDEN
@@ -59,6 +60,24 @@ def test_parameter_counts_are_the_published_ones(name):
     assert sum(p.numel() for p in model.parameters()) == COUNTS[name]
 
 
+PUBLISHED = {  # depth, width, heads: ViT-5's code, and table 1 of arXiv 2010.11929
+    "ViT5-S/16": (12, 384, 6),
+    "ViT5-B/16": (12, 768, 12),
+    "ViT5-L/16": (24, 1024, 16),
+    "ViT5-XL/16": (28, 1152, 16),
+    "ViT-B/16": (12, 768, 12),
+    "ViT-L/16": (24, 1024, 16),
+    "ViT-H/14": (32, 1280, 16),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_heads_are_the_published_ones_which_no_count_of_parameters_shows(name):
+    own = CLASSIFIERS[name]
+    assert (own["depth"], own["embed_dim"], own["num_heads"]) == PUBLISHED[name]
+    assert HEADS[own["embed_dim"]] == own["num_heads"]  # so a file of this width is read
+
+
 @pytest.mark.parametrize("name", ["small", "base", "large", "xlarge"])
 def test_key_names_and_shapes_are_those_of_the_released_files(name):
     released = json.loads((GOLDEN / "vit5_presets.json").read_text())[f"vit5_{name}"]
@@ -77,6 +96,18 @@ def randomized(**arguments) -> sitvit.ViT5:
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     return model
+
+
+@pytest.mark.parametrize("place", ["blocks.0.norm1", "blocks.0.norm2", "blocks.1.attn.q_norm", "norm"])
+def test_every_norm_has_the_epsilon_that_was_asked_for(place):
+    assert randomized(norm_eps=0.1).get_submodule(place).eps == 0.1
+
+
+@pytest.mark.parametrize("changed", [{"norm_eps": 0.1}, {"rope_theta": 9.0}, {"register_rope_theta": 9.0}])
+def test_a_constant_of_the_classifier_changes_the_function(changed):
+    whole, other, images = randomized(), randomized(**changed), torch.randn(2, 3, 32, 48)
+    other.load_state_dict(whole.state_dict())
+    assert (whole(images) - other(images)).abs().max() > 1e-4
 
 
 def test_features_of_a_block_are_what_the_next_block_receives():
