@@ -74,6 +74,8 @@ def as_pair(size: int | Sequence[int]) -> tuple[int, int]:
 
 def check_grid(size: Sequence[int], patch_size: int, what: str) -> tuple[int, int]:
     """Rows and columns of patches of a (height, width); ValueError naming the nearest legal sizes."""
+    if len(size) != 2:
+        raise ValueError(f"a batch of {what}s has four dimensions, (batch, channels, height, width)")
     height, width = size
     if patch_size < 1:
         raise ValueError(f"patch_size must be at least 1, got {patch_size}")

@@ -145,9 +145,9 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
             ValueError: shapes that do not fit; labels on a CPU that are out of range. Elsewhere nobody looks,
                 since that would wait for the device.
         """
+        grid = check_grid(x_t.shape[2:], self.patch_size, "latent")
         if x_t.shape[1] != self.in_channels:
             raise ValueError(f"the model takes {self.in_channels} channels, got x_t {tuple(x_t.shape)}")
-        grid = check_grid(x_t.shape[2:], self.patch_size, "latent")
         positions, rotation = self.tables(grid)
         x = self.x_embedder(x_t)  # (B, N, D)
         # The residual stream has the weights' type: float32 under autocast, else LayerScale's small

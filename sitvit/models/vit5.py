@@ -130,6 +130,10 @@ class ViT5(ModelMixin, ConfigMixin):  # type: ignore[misc]
     def tokens(self, images: Tensor, kept: dict[int, Tensor] | None = None) -> Tensor:
         """Tokens after the last block, before the final norm; `kept` receives those of each block."""
         grid = check_grid(images.shape[2:], self.patch_size, "image")
+        if images.shape[1] != self.config["in_channels"]:
+            raise ValueError(
+                f"the model takes {self.config['in_channels']} channels, got images {tuple(images.shape)}"
+            )
         patches = self.patch_embed(images)  # (B, N, D)
         patches = patches.to(self.pos_embed.dtype)  # the stream is float32 under autocast
         first, positions = self.pos_embed.tensor_split([int(self.class_position)], dim=1)

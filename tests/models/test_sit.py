@@ -328,6 +328,19 @@ def test_a_label_out_of_range_is_named_with_the_legal_ones(dropout, wrong, legal
         model(torch.randn(2, 4, 4, 8), torch.rand(2), torch.tensor([0, wrong]))
 
 
+@pytest.mark.parametrize("kind", ["SiT", "ViT5"])
+def test_an_input_without_a_batch_or_of_other_channels_is_refused_in_a_sentence(kind):
+    model, rest = (randomized(), (torch.rand(2), torch.tensor([0, 1])))
+    what, channels = "latent", 4
+    if kind == "ViT5":
+        model, rest, what, channels = random_classifier(), (), "image", 3
+    x = torch.randn(2, channels, 32, 48)
+    with pytest.raises(ValueError, match=f"a batch of {what}s has four dimensions"):
+        model(x[0], *rest)
+    with pytest.raises(ValueError, match=rf"the model takes {channels} channels, got .* \(2, 2, 32, 48\)"):
+        model(x[:, :2], *rest)
+
+
 def test_one_time_and_one_label_are_all_images():
     model, x = randomized(), torch.randn(3, 4, 4, 8)
     expected = model(x, torch.full((3,), 0.3), torch.tensor([2, 2, 2]))
