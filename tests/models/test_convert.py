@@ -56,6 +56,36 @@ def test_a_vit5_file_gives_the_released_logits(tmp_path):
     assert_equal(load_checkpoint(path)(VIT5["in/x"]), VIT5["out/logits"])
 
 
+def test_a_file_of_the_vit_of_2020_gives_torchvisions_logits(tmp_path):
+    """An independent implementation, with its own key names; every bias and position is non-zero."""
+    from torchvision.models import VisionTransformer
+
+    sizes = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 32}
+    theirs = VisionTransformer(**sizes, mlp_dim=128, num_classes=5).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    names = {
+        "class_token": "cls_token",
+        "conv_proj.": "patch_embed.proj.",
+        "encoder.pos_embedding": "pos_embed",
+        "encoder.ln.": "norm.",
+        "encoder.layers.encoder_layer_": "blocks.",
+        "heads.head.": "head.",
+        "ln_": "norm",
+        "self_attention.in_proj_": "attn.qkv.",
+        "self_attention.out_proj.": "attn.proj.",
+        "mlp.0.": "mlp.fc1.",
+        "mlp.3.": "mlp.fc2.",
+    }
+    state = theirs.state_dict()
+    for name, ours in names.items():
+        state = {key.replace(name, ours): tensor for key, tensor in state.items()}
+    model = load_checkpoint(save(tmp_path, state, "vit.pth"), num_heads=2)
+    images = torch.randn(2, 3, 32, 32)
+    assert_equal(model(images), theirs(images))
+
+
 @pytest.mark.parametrize("name", ["SiT.pt", "SiT-XL-2-256x256.pt", "DiT-S-4.safetensors"])
 def test_a_published_name_tells_the_family_and_that_is_said(tmp_path, name, capsys):
     state = SIT.under("state/")
