@@ -50,25 +50,24 @@ def diffusion_arguments(
         ValueError: something that shapes cannot tell was not given.
         KeyError: a tensor that is needed, by name.
     """
-    width, channels, patch = state["x_embedder.proj.weight"].shape[:3]
-    backbone = _backbone(state)
-    final_rows = state["final_layer.linear.weight"].shape[0]
+    width, channels, patch = _shape(state, "x_embedder.proj.weight", 4)[:3]
+    sizes = _sizes(state, width, num_heads)
+    final_rows = _shape(state, "final_layer.linear.weight", 2)[0]
     arguments = {
-        **backbone,
-        **_sizes(state, width, num_heads),
+        **_backbone(state),
+        **sizes,
         "hidden_size": width,
         "patch_size": patch,
         "in_channels": channels,
-        **_classes(state["y_embedder.embedding_table.weight"].shape[0], num_classes),
+        **_classes(_shape(state, "y_embedder.embedding_table.weight", 2)[0], num_classes),
         "learn_sigma": final_rows == 2 * patch * patch * channels,
     }
     if "reg_token" in state:
-        arguments["num_registers"] = state["reg_token"].shape[1]
+        arguments["num_registers"] = _shape(state, "reg_token", 3)[1]
     if not with_table:
         return {**arguments, "positions": "sincos", "input_size": input_size}
     table = state["pos_embed"]  # a file without it is damaged far more often than it is without positions
-    if table.dim() != 3:
-        raise ValueError(f"pos_embed has the shape {tuple(table.shape)}; (1, patches, width) is needed")
+    _shape(state, "pos_embed", 3)
     input_size = _fixed_size(table[0], patch) or input_size  # a fixed table tells, whatever was asked for
     grid = _grid(table.shape[1], patch, input_size)
     arguments["input_size"] = tuple(side * patch for side in grid)
@@ -103,8 +102,8 @@ def classifier_arguments(
     state: State, num_heads: int | None, input_size: tuple[int, int] | None
 ) -> dict[str, Any]:
     """Constructor arguments of the `ViT5` that has these weights; ValueError as above."""
-    width, channels, patch = state["patch_embed.proj.weight"].shape[:3]
-    num_positions = state["pos_embed"].shape[1]
+    width, channels, patch = _shape(state, "patch_embed.proj.weight", 4)[:3]
+    num_positions = _shape(state, "pos_embed", 3)[1]
     class_position = math.isqrt(num_positions) ** 2 != num_positions and input_size is None
     if input_size is not None:
         class_position = num_positions != input_size[0] // patch * (input_size[1] // patch)
@@ -116,8 +115,8 @@ def classifier_arguments(
         "patch_size": patch,
         "in_channels": channels,
         "img_size": tuple(side * patch for side in grid),
-        "num_classes": state["head.weight"].shape[0] if "head.weight" in state else 0,
-        "num_registers": state["reg_token"].shape[1] if "reg_token" in state else 0,
+        "num_classes": _shape(state, "head.weight", 2)[0] if "head.weight" in state else 0,
+        "num_registers": _shape(state, "reg_token", 3)[1] if "reg_token" in state else 0,
         "qkv_bias": f"{first}attn.qkv.bias" in state,
         "qk_norm": has_qk_norm(state),
         "rope": has_qk_norm(state) or any(key.endswith(".attn.rope.freqs") for key in state),
@@ -125,6 +124,14 @@ def classifier_arguments(
         "norm_layer": "layernorm" if "norm.bias" in state else "rmsnorm",
         "class_position": class_position,
     }
+
+
+def _shape(state: State, key: str, dimensions: int) -> tuple[int, ...]:
+    """The shape of a tensor that sizes are read off; ValueError where it has other dimensions or no rows."""
+    shape = tuple(state[key].shape)
+    if len(shape) != dimensions or 0 in shape:
+        raise ValueError(f"{key} has the shape {shape}; {dimensions} dimensions with values are needed")
+    return shape
 
 
 def _sizes(state: State, width: int, num_heads: int | None) -> dict[str, Any]:
@@ -137,6 +144,8 @@ def _sizes(state: State, width: int, num_heads: int | None) -> dict[str, Any]:
     fc1, fc2 = state.get("blocks.0.mlp.fc1.weight"), state.get("blocks.0.mlp.fc2.weight")
     if fc1 is None or fc2 is None:
         raise ValueError("blocks.0.mlp.fc1.weight or blocks.0.mlp.fc2.weight is missing")
+    for key in ("blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight"):
+        _shape(state, key, 2)
     sizes: dict[str, Any] = {"depth": max(blocks) + 1}
     if fc1.shape[0] == fc2.shape[1]:
         ratio = fc1.shape[0] / width

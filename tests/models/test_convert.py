@@ -163,6 +163,12 @@ def without(key):
             r"blocks.1.mlp.fc1.bias is \(7,\) in the file and \(192,\) in the model",
         ),
         ({**SIT.under("state/"), "blocks.99999.x": torch.zeros(1)}, r"has blocks.99999. but no blocks.\d\."),
+        (
+            {**SIT.under("state/"), "x_embedder.proj.weight": torch.ones(3)},
+            r"x_embedder.proj.weight has the shape \(3,\); 4 dimensions",
+        ),
+        ({**SIT.under("state/"), "blocks.0.mlp.fc1.weight": torch.ones(())}, r"has the shape \(\)"),
+        ({k: v for k, v in SIT.under("state/").items() if "blocks" not in k}, "there is no block in it"),
         ({}, "holds no tensors"),
         ({"a": torch.zeros(1)}, "no network known here; its first keys are a"),
         ([1, 2], "holds a list"),
