@@ -52,6 +52,19 @@ def test_every_untrained_sit_predicts_zero_velocity_and_every_dit_zero_noise_and
     assert torch.equal(out, torch.zeros_like(out))
 
 
+def test_a_new_network_has_the_official_initialisation():
+    """Xavier's uniform weights, the patch convolution's flattened; 0.02 for embeddings; all biases zero."""
+    model = sitvit.build_model("SiT-ViT5-S/2", depth=1, positions="learned")
+    parameters = dict(model.named_parameters())
+    assert all((p == 0).all() for name, p in parameters.items() if name.endswith("bias"))
+    for name in ("t_embedder.mlp.0.weight", "t_embedder.mlp.2.weight", "reg_token", "pos_embed",
+                 "y_embedder.embedding_table.weight"):  # fmt: skip
+        assert parameters[name].std().item() == pytest.approx(0.02, rel=0.1), name
+    for name in ("x_embedder.proj", "blocks.0.attn.qkv", "blocks.0.attn.proj", "blocks.0.mlp.fc1"):
+        weight = parameters[f"{name}.weight"].flatten(1)
+        assert weight.std().item() == pytest.approx((2 / sum(weight.shape)) ** 0.5, rel=0.05), name
+
+
 D, DEPTH, HEADS = 32, 2, 2
 SWITCHES = {
     "norm": ({"norm": "layernorm"}, set(), set(), 0),

@@ -110,6 +110,15 @@ def test_a_constant_of_the_classifier_changes_the_function(changed):
     assert (whole(images) - other(images)).abs().max() > 1e-4
 
 
+def test_a_new_classifier_has_the_released_initialisation():
+    model = sitvit.build_model("ViT5-S/16", depth=1)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            assert (parameter == 0).all()
+        elif parameter.dim() > 1:
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.15), name
+
+
 def test_features_of_a_block_are_what_the_next_block_receives():
     model, images = randomized(), torch.randn(2, 3, 32, 48)
     first, last = model.features(images, [0, -1])
