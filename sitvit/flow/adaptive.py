@@ -66,8 +66,8 @@ def dopri5_per_image(
         t = torch.where(accepted, torch.where(last, end, t + step), t)
         keep = per_sample(accepted, x)
         x, slope = torch.where(keep, new, x), torch.where(keep, new_slope, slope)
-        factor = _power_of_two(SAFETY * _power(ratio.clamp(1e-10, 1e10), -0.2)).clamp(SLOWEST, FASTEST)
-        h = h * torch.where(accepted, factor, factor.clamp(max=0.5))
+        # After a step that is not accepted, 1/2 or less.
+        h = h * _power_of_two(SAFETY * _power(ratio.clamp(1e-10, 1e10), -0.2)).clamp(SLOWEST, FASTEST)
         on_step(x)
         waiting = t != end
         if not waiting.any():

@@ -64,7 +64,8 @@ def log_likelihood(
     generator it keeps an image's estimate free of its batch mates. None asks for the exact trace.
 
     The density at the last time is taken for a standard normal one. On the vp path, where alpha(0) is
-    0.0066, that is off by a few thousandths of a nat a dimension.
+    0.0066, that is off by a few thousandths of a nat a dimension; so is a way that leaves out the margins of
+    1e-3 that noise, score and data predictions need (`intervals`).
 
     Raises:
         ValueError: no probe, times that do not fall, or a velocity that turns gradients off.

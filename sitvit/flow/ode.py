@@ -90,6 +90,12 @@ def check_tolerances(atol: float, rtol: float) -> None:
             raise ValueError(f"{name} must be a number above 0, got {value!r}")
 
 
+def check_fineness(rtol: float, dtype: torch.dtype) -> None:
+    """ValueError where a state of `dtype` is rounded too coarsely for `rtol`."""
+    if rtol < (finest := FINEST * torch.finfo(dtype).eps):
+        raise ValueError(f"rtol {rtol:g} is finer than the state's rounding; use {finest:.1g} or more")
+
+
 def integrate(
     velocity: Velocity,
     x: Tensor,
@@ -101,9 +107,10 @@ def integrate(
 ) -> Solution:
     """Carry `x` (B, ...) along `times`: the state at the last, float32 or better, and the calls that it took.
 
-    Adaptive methods heed only the first and last time, and `atol`, `rtol` (the official code's by default);
-    the others call `velocity` `num_evaluations * (len(times) - 1)` times and heed no tolerance. `on_step` is
-    called after each step, by torchdiffeq's methods once at the end (progress).
+    Adaptive methods heed only the first and last time, and `atol`, `rtol` (the official code's by default).
+    The others heed all times; ours call `velocity` `num_evaluations * (len(times) - 1)` times. Of them only
+    torchdiffeq's implicit ones heed the tolerances: they iterate until these are met. `on_step` is called
+    after each step, by torchdiffeq's methods once at the end (progress).
 
     Raises:
         ValueError: an unknown method, a grid or tolerance that makes no sense.
@@ -114,8 +121,8 @@ def integrate(
     check_grid(times)
     check_tolerances(atol, rtol)
     x = x.to(torch.promote_types(x.dtype, torch.float32))
-    if method in ADAPTIVE and rtol < (finest := FINEST * torch.finfo(x.dtype).eps):
-        raise ValueError(f"rtol {rtol:g} is finer than the state's rounding; use {finest:.1g} or more")
+    if method in ADAPTIVE:
+        check_fineness(rtol, x.dtype)
     counted = Evaluations(velocity, eager=method in ADAPTIVE)
     if method in METHODS:
         for t, t_next in pairwise(times):

@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .ddpm_samplers import DDPM_METHODS, Ddim, Ddpm
 from .evaluations import NoiseSource, Solution
 from .intervals import Interval, check_interval, ode_interval
-from .ode import ADAPTIVE, COUPLING, METHODS, check_method, check_tolerances, integrate
+from .ode import ADAPTIVE, COUPLING, METHODS, check_fineness, check_method, check_tolerances, integrate
 from .parameterization import Velocity
 from .paths import Path
 from .sampler import Sampler, no_progress
@@ -149,6 +150,10 @@ class AdaptiveOde(OdeSampler):
     def times(self, path: Path, prediction: str) -> list[float]:
         """The two ends."""
         return list(self.interval or ode_interval(path, prediction))
+
+    def doubt(self, path: Path, prediction: str) -> None:
+        """As `Sampler.doubt`: tolerances that float32, in which images are sampled, cannot meet."""
+        check_fineness(self.rtol, torch.float32)
 
     def _tolerances(self) -> dict[str, float]:
         return {"atol": self.atol, "rtol": self.rtol}

@@ -78,6 +78,13 @@ def test_steps_too_few_for_a_diffusion_are_said_before_the_first_image(checkpoin
         job(checkpoint, Sde(num_steps=2, diffusion="SBDM"))
 
 
+@pytest.mark.parametrize("method", ["dopri5", "dopri5_per_image"])
+def test_a_tolerance_that_float32_cannot_meet_is_refused_before_a_folder_is_taken(run, tmp_path, method):
+    with pytest.raises(ValueError, match="rtol 1e-12 is finer than the state's rounding"):
+        run("fine", sampler=AdaptiveOde(method, rtol=1e-12))
+    assert not (tmp_path / "fine").exists()
+
+
 @pytest.mark.parametrize("sampler", [AdaptiveOde("dopri5"), FixedOde("heun", 3)], ids=lambda s: s.name)
 def test_a_signal_is_heeded_at_the_next_call_of_the_network_and_the_job_continues(run, monkeypatch, sampler):
     calls = []
