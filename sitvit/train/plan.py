@@ -9,7 +9,7 @@ Imports no torch, so `scripts/train_sit.py --dry-run` answers at once.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import runtime
@@ -51,6 +51,7 @@ class Plan:
     latents: Latents
     shape: SiTShape
     num_processes: int
+    is_sharded: bool = False
 
     @property
     def geometry(self) -> Geometry:
@@ -74,8 +75,19 @@ class Plan:
 
     @property
     def memory(self) -> Memory:
-        """Bytes on each device."""
-        return memory(self.shape, self.at_once, PRECISIONS[self.config.train.precision])
+        """Bytes on each device; what is frozen counts as trained."""
+        train = self.config.train
+        held = memory(
+            self.shape,
+            self.at_once,
+            PRECISIONS[train.precision],
+            len(train.ema_decays) + len(train.ema_widths),
+            train.gradient_checkpointing,
+        )
+        if not self.is_sharded:
+            return held
+        states = {name: getattr(held, name) for name in ("weights", "gradients", "ema", "adamw")}
+        return replace(held, **{name: -(-size // self.num_processes) for name, size in states.items()})
 
     @property
     def at_once(self) -> int:
@@ -109,7 +121,7 @@ class Plan:
             ("latents", f"{self.config.data.latents or self.config.data.images}: {latents.told}"),
             ("", f"{latents.num_images:,} images, {latents.num_classes:,} classes, {_size(latents)}"),
             ("network", f"{self.config.model.name}, {sizes.tokens:,} tokens"),
-            ("parameters", f"{sizes.parameters.total:,}, trained {sizes.trainable_parameters:,}"),
+            ("parameters", f"{sizes.parameters.total:,}, trained {self._trained()}"),
             ("FLOPs an image", f"forward {sizes.forward_flops / 1e9:,.1f} G, training {flops / 1e9:,.1f} G"),
             ("batch", f"{train.batch_size} = {self.num_processes} process(es) x {local} images"),
             ("steps", f"{train.num_steps:,}, {self.images_seen / latents.num_images:,.1f} epochs"),
@@ -127,6 +139,15 @@ class Plan:
             rows.insert(-1, ("snapshots", f"{self.snapshot_bytes / 1e9:,.1f} GB (train.ema_widths)"))
         return "\n".join(f"{name:17}{text}" for name, text in rows)
 
+    def _trained(self) -> str:
+        """How many parameters; which of them `train.freeze` names is not known without the network."""
+        most = f"{self.geometry.trainable_parameters:,}"
+        return (
+            f"at most {most} (all but train.freeze, which saves memory and disk)"
+            if self.config.train.freeze
+            else most
+        )
+
 
 def plan(config: Config, num_processes: int) -> Plan:
     """What `config` will take on `num_processes` devices.
@@ -137,7 +158,7 @@ def plan(config: Config, num_processes: int) -> Plan:
     latents = _latents(config)
     arguments = {"num_classes": latents.num_classes, **config.model_arguments()}
     shape = SiTShape(input_size=latents.size, in_channels=latents.channels, **arguments)
-    return Plan(config, latents, shape, num_processes)
+    return Plan(config, latents, shape, num_processes, runtime.shards_weights())
 
 
 def _latents(config: Config) -> Latents:

@@ -64,3 +64,21 @@ def test_memory_grows_with_the_batch_by_activations_alone(name, batch_size, dtyp
     shape = preset_shape(name)
     one, many = memory(shape, 1, dtype), memory(shape, batch_size, dtype)
     assert many == dataclasses.replace(one, activations=batch_size * one.activations)
+
+
+@pytest.mark.parametrize("backbone", ["SiT-S/2", "SiT-ViT5-S/2"])
+def test_with_gradient_checkpointing_each_block_keeps_its_input_alone(backbone):
+    """Within 2 %: what is left out weighs more here. The estimate has one block more, for backward."""
+    shapes = [preset_shape(backbone, {"depth": depth, "num_classes": 7}) for depth in (2, 3)]
+    two, three = (memory(shape, 4, "float32").activations for shape in shapes)
+    estimate = memory(shapes[1], 4, "float32", checkpointing=True).activations - (three - two)
+    model = sitvit.SiT(**{**preset(backbone), "depth": 3, "num_classes": 7}).train()
+    model.gradient_checkpointing = True
+    x_t, t, labels = torch.randn(4, 4, 32, 32), torch.rand(4), torch.zeros(4, dtype=torch.long)
+    assert estimate == pytest.approx(kept_bytes(model, lambda: model(x_t, t, labels)), rel=0.02)
+
+
+def test_each_average_of_the_weights_is_held():
+    shape = preset_shape("SiT-S/2")
+    one, three = memory(shape, 1, "float32"), memory(shape, 1, "float32", num_averages=3)
+    assert three == dataclasses.replace(one, ema=3 * one.ema)

@@ -131,3 +131,19 @@ def test_a_batch_that_the_processes_cannot_share_is_told_with_all_other_mistakes
         "int",
     ):
         assert words in str(caught.value)
+
+
+def test_the_memory_of_a_plan_follows_averages_checkpointing_and_sharding(monkeypatch):
+    def held(*overrides):
+        return plan(load_config(ROOT / "configs" / "sit_vit5_xl.yaml", list(overrides), Config), 8)
+
+    plain, lean = held().memory, held("train.gradient_checkpointing=true").memory
+    assert lean.activations < 0.15 * plain.activations  # 28 inputs of 4 D bytes, and one block
+    assert held("train.ema_decays=[0.99,0.999]", "train.ema_widths=[0.1]").memory.ema == 3 * plain.ema
+    assert "trained at most 674,792,656 (all but train.freeze" in held("train.freeze=[blocks.*]").text()
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    cut = held().memory
+    assert (8 * cut.weights, 8 * cut.ema) == (plain.weights, plain.ema)
+    assert 0 <= 8 * (cut.gradients + cut.adamw) - plain.gradients - plain.adamw <= 14
+    assert cut.activations == plain.activations
