@@ -1,6 +1,6 @@
 """Whole training steps: forward, backward, clipping, AdamW, EMA.
 
-    python scripts/bench.py train --size S --batch-size 2 --dtype bf16 --compile
+    python scripts/bench.py train --size S --batch-size 2 --dtype bf16 --compile block
 
 The yardstick is a loop made as the official one is: diffusers' DiT of the same size, AdamW with its default
 settings (no fused kernel), an average updated parameter by parameter, the loss read at every step. With
@@ -42,13 +42,13 @@ def bench_train(
     size: str, batch_size: int, dtype: str, rounds: int, compile_how: str, reference: Path | None
 ) -> list[str]:
     """Lines of a table: time of a step of each arm over the official loop's, and of AdamW plus EMA alone."""
+    official = diffusers_dit(size) if reference is None else _official(reference, size)
     handle = accelerator(dtype, tf32=True)
     batch = _batch(batch_size).to(handle.device)
     networks: dict[str, nn.Module] = {
         "SiT": build_model(f"SiT-{size}/2"),
         "SiT-ViT5": build_model(f"SiT-ViT5-{size}/2"),
     }
-    official = diffusers_dit(size) if reference is None else _official(reference, size)
     steps = {"official loop": _official_step(official, batch, dtype, handle.device, reference is None)}
     updates: dict[str, Callable[[], object]] = {}
     for name, model in networks.items():
@@ -170,13 +170,18 @@ def _fill_gradients(model: nn.Module) -> None:
 
 
 def _official(folder: Path, size: str) -> nn.Module:
-    """SiT of the checkout `folder`, by its models.py (needs timm); ValueError where it is none."""
+    """SiT of the checkout `folder`, by its models.py (needs timm); ValueError where that cannot be run."""
     path = folder / "models.py"
     specification = importlib.util.spec_from_file_location("official_sit", path) if path.is_file() else None
     if specification is None or specification.loader is None:
         raise ValueError(f"{folder} is no checkout of SiT: it has no models.py")
     module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
+    try:
+        specification.loader.exec_module(module)
+    except ImportError as error:
+        raise ValueError(f"{path} cannot be run: {error}; install what it needs") from None
+    if not hasattr(module, "SiT_models"):
+        raise ValueError(f"{folder} is no checkout of SiT: its models.py has no SiT_models")
     return module.SiT_models[f"SiT-{size}/2"](input_size=LATENT, num_classes=CLASSES).eval()
 
 

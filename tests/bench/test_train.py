@@ -1,0 +1,23 @@
+"""The bench of training: what it says of a folder that is to be the yardstick."""
+
+import pytest
+
+from sitvit.bench.train import bench_train
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "is no checkout of SiT: it has no models.py"),
+        ("DiT_models = {}", "is no checkout of SiT: its models.py has no SiT_models"),
+        ("import no_such_package", "cannot be run: No module named 'no_such_package'; install what it needs"),
+    ],
+)
+def test_a_folder_that_is_no_checkout_of_sit_is_told_before_any_network_is_made(
+    tmp_path, monkeypatch, content, words
+):
+    monkeypatch.setattr("sitvit.bench.train.build_model", lambda name: pytest.fail("made a network"))
+    if content is not None:
+        (tmp_path / "models.py").write_text(content)
+    with pytest.raises(ValueError, match=words):
+        bench_train("S", 1, "fp32", 1, "none", tmp_path)
