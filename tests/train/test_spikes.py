@@ -62,3 +62,7 @@ def test_watching_for_spikes_changes_no_bit_of_the_run(tiny_config, tmp_path):
     plain, watched = (latest_checkpoint(tmp_path / name) for name in ("plain", "watched"))
     for name in plain.networks:
         assert plain.weights_sha256(name) == watched.weights_sha256(name)
+
+
+def test_losses_that_hardly_differ_have_a_hundredth_of_their_median_as_spread():
+    assert threshold([0.5] * LEAST) == pytest.approx(0.5 + FACTOR * 0.005)

@@ -93,6 +93,22 @@ def test_a_step_that_is_not_finite_changes_neither_weights_nor_moments(cache):
     assert {s["step"].item() for s in optimizer.state.values()} == {1.0}
 
 
+def test_a_gradient_alone_that_is_not_finite_changes_no_weight(cache):
+    """sqrt has a finite value and an infinite slope at zero."""
+
+    class Steep:
+        def loss(self, network, x_0, x_1, t):
+            out = network(x_0, t).flatten(1).mean(1)
+            return out.detach() + (out - out.detach()).abs().sqrt()
+
+    model = opened()
+    before = [p.detach().clone() for p in model.parameters()]
+    _, _, figures = one_step(cache, objective=Steep(), model=model)
+    assert math.isfinite(figures.loss)
+    assert not figures.finite
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
 def test_figures_are_read_one_step_late_and_none_is_lost():
     late = LateReading()
     seen = [late.push(torch.tensor([float(i), 0.0, 0.0])) for i in range(3)]

@@ -67,6 +67,13 @@ def test_more_skips_than_allowed_stop_the_run(tiny_config, tmp_path, monkeypatch
     assert latest_checkpoint(tmp_path / "run").step == 3
 
 
+@pytest.mark.parametrize("reaction", ["skip", "rollback"])
+def test_as_many_as_allowed_do_not_stop_it(tiny_config, tmp_path, monkeypatch, reaction):
+    poison(monkeypatch, 4)
+    train(tiny_config("run", f"train.on_nonfinite={reaction}", "train.max_nonfinite=1"))
+    assert find_checkpoint(str(tmp_path / "run")).record["num_nonfinite"] == 1
+
+
 def test_a_rollback_takes_the_last_checkpoint_and_other_images(tiny_config, tmp_path, monkeypatch):
     poison(monkeypatch, 4)
     steps = seen_by(monkeypatch)
@@ -135,6 +142,15 @@ def test_a_network_of_another_shape_is_never_accepted(tiny_config):
     with pytest.raises(ValueError, match="model.depth was 2, now 1") as caught:
         train(tiny_config("run", "model.depth=1", "train.num_steps=8"), accept_changes=True)
     assert "--accept-changes" not in str(caught.value)
+
+
+def test_another_share_of_dropped_labels_fits_the_weights_and_can_be_accepted(tiny_config, tmp_path):
+    train(tiny_config("run"))
+    other = tiny_config("run", "model.class_dropout_prob=0.2", "train.num_steps=8")
+    with pytest.raises(ValueError, match="class_dropout_prob was 0.1, now 0.2.*--accept-changes"):
+        train(other)
+    train(other, accept_changes=True)
+    assert latest_checkpoint(tmp_path / "run").step == 8
 
 
 def test_hooks_see_every_step_and_change_nothing(tiny_config, tmp_path):
