@@ -347,7 +347,8 @@ def _measure(
             found[f"{name}_infinity"] = infinite_distance(
                 sampled.pool, real.pool, device=device, progress=bar.update
             )
-    if images.images.class_names == extractor.class_names and sampled.logits is not None:
+    names = extractor.class_names
+    if names and images.images.class_names == names and sampled.logits is not None:
         right = sampled.logits.argmax(axis=1) == images.images.labels
         found["class_agreement"] = float(right.mean())
     return found

@@ -1,5 +1,6 @@
 """Feature networks: Inception's graph with random weights, DINOv2's rules, any function, a real network."""
 
+import contextlib
 import io
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 from sitvit.data.demo import sha256_of_file
 from sitvit.eval import inception
 from sitvit.eval.dinov2 import DinoFeatures, load_dinov2, resample_positions
-from sitvit.eval.features import CallableFeatures, find_extractor
+from sitvit.eval.features import CallableFeatures, find_extractor, float32_island
 from sitvit.eval.inception import InceptionFeatures, inception_graph
 from sitvit.eval.metrics import frechet_distance
 from sitvit.eval.statistics import FeatureStatistics
@@ -95,6 +96,22 @@ def test_autocast_around_it_changes_no_bit(features, pictures):
         inside = features(pictures[:1])
     assert inside.pool.dtype == torch.float32
     assert all(torch.equal(a, b) for a, b in zip(plain, inside, strict=True))
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_products_are_of_whole_float32_inside_and_what_they_were_afterwards(ends):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with contextlib.suppress(ValueError), float32_island(CPU):
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not torch.backends.cudnn.allow_tf32
+            assert not torch.backends.cudnn.benchmark
+            if not ends:
+                raise ValueError
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_the_graph_has_the_published_number_of_weights(graph):

@@ -59,6 +59,24 @@ def test_float32_distances_do_not_feel_an_offset_of_1000_or_the_order():
     assert precision_recall(draw.permutation(reference), draw.permutation(samples)) == plain
 
 
+def test_a_point_on_the_radius_of_a_ball_is_in_it():
+    """0, 1, 2, 3 have balls of radius 3, 2, 2, 3 on the line, and -3 lies on the first one's edge."""
+    line = np.array([[0.0], [1], [2], [3]])
+    far = np.array([[-3.0], [103], [-100], [200], [-200]])
+    assert precision_recall(far, line) == (1, 1 / 5)
+    assert precision_recall(line + 0.5, far + 0.5) == (1 / 5, 1)
+
+
+def test_adm_distances_are_rounded_to_float16_at_each_step():
+    """45^2 = 2025, 47^2 = 2209 -> 2208, 45 * 47 = 2115 -> 2116, by the rule of ties to even mantissas.
+
+    From 45: (2025 - 4232 -> -2208) + 2208 = 0; from 47: (2208 - 4232 = -2024) + 2025 = 1. It is 4.
+    """
+    pair = np.array([[45.0], [47.0]])
+    assert nearest_radii(pair, "adm", 1).tolist() == [0, 1]
+    assert nearest_radii(pair, "float32", 1).tolist() == [4, 4]
+
+
 def test_a_collapsed_generator_is_precise_and_recalls_nothing():
     draw = np.random.default_rng(0)
     reference = draw.normal(size=(500, 8))

@@ -77,6 +77,20 @@ def test_fewer_images_than_features_are_exact_too():
     assert moved == pytest.approx((shift**2).sum(), rel=1e-10)
 
 
+def test_a_covariance_that_rounding_alone_keeps_from_being_singular_is_taken_as_singular():
+    """As many images as features leave one eigenvalue 0, where Cholesky may find 1e-17, whose root counts.
+
+    Against a unit Gaussian tr (S_1)^(1/2) is the sum of the singular values of the centred features.
+    """
+    for seed in range(20):
+        features = random_features(8, 8, seed)
+        centred = (features - features.mean(axis=0)) / 7**0.5
+        scales = np.linalg.svd(centred, compute_uv=False)[:7]
+        expected = np.square(scales - 1).sum() + 1
+        found = gaussian_frechet_distance(np.zeros(8), np.cov(features.T), np.zeros(8), np.eye(8))
+        assert found == pytest.approx(expected, rel=1e-11)
+
+
 def test_one_image_has_no_covariance():
     with pytest.raises(ValueError, match="at least 2 images"):
         _ = statistics_of(np.ones((1, 3))).covariance

@@ -16,10 +16,14 @@ from sitvit.data import sources as image_sources
 from sitvit.eval import extraction
 from sitvit.eval.evaluate import evaluate, make_reference
 from sitvit.eval.extraction import extract
-from sitvit.eval.features import CallableFeatures, FashionFeatures
+from sitvit.eval.features import CallableFeatures, FashionFeatures, Features
+from sitvit.eval.manifold import precision_recall
+from sitvit.eval.metrics import Gaussian, frechet_distance, inception_score, kernel_distance
 from sitvit.eval.sets import ImageSet, open_set
 from sitvit.eval.settings import EvaluationConfig, preset_path, sweep_points
+from sitvit.eval.statistics import FeatureStatistics
 from sitvit.eval.sweep import check_against_published, over_seeds, sweep
+from sitvit.eval.uncertainty import bootstrap_spread
 from sitvit.flow.samplers import find_sampler
 from sitvit.generate.request import job_of
 from sitvit.generate.samples import SampleSettings
@@ -325,6 +329,53 @@ def measured(tmp_path, reference, **more):
         **{"metrics": ["fid", "pr"], **more},
     )  # fmt: skip
     return evaluate(config, brightness())
+
+
+class OfThreeKinds:
+    """Pool features, logits and spatial features of an image: corners of it."""
+
+    name, distance_name, sha256 = "corners", "FID", "0"
+    num_features, num_spatial, class_names = 6, 5, []
+    metrics = ("fid", "sfid", "is", "pr")
+
+    def __call__(self, images):
+        values = images.flatten(1).float() / 255
+        return Features(6 * values[:, :6] + 40, 4 * values[:, 6:14], values[:, 20:25])
+
+
+def test_the_numbers_are_those_of_each_option_and_of_the_features_that_a_metric_is_of(tmp_path):
+    options = {"distances": "adm", "neighbours": 2, "split_size": 7, "kid_subsets": 4, "kid_subset_size": 9}
+    sets = {}
+    for name, count in (("made", 20), ("real", 40)):
+        folder = write_pictures(tmp_path / name, count)
+        for path in sorted(folder.iterdir())[: count - 20]:
+            path.unlink()  # or those of both would be the same
+        pixels = np.stack([np.asarray(Image.open(path)) for path in sorted(folder.iterdir())])
+        sets[name] = [part.numpy() for part in OfThreeKinds()(torch.from_numpy(pixels))]
+    (pool, logits, spatial), (real, _, real_spatial) = sets["made"], sets["real"]
+    config = EvaluationConfig(
+        samples=str(tmp_path / "made"), reference=str(tmp_path / "real"), out=str(tmp_path / "m.json"),
+        metrics=["fid", "sfid", "is", "pr", "kid", "spread"], resamples=3, batch_size=20, **options,
+    )  # fmt: skip
+    found, _ = evaluate(config, OfThreeKinds())
+    of = FeatureStatistics.of
+    reference = Gaussian.of(of(real).mean, of(real).covariance)
+    expected = {
+        "FID": frechet_distance(of(pool), of(real)),
+        "sFID": frechet_distance(of(spatial), of(real_spatial)),
+        "IS": inception_score(logits, 7),
+        **dict(zip(("precision", "recall"), precision_recall(real, pool, "adm", 2), strict=True)),
+        **dict(zip(("KID", "KID_std"), kernel_distance(pool, real, 4, 9), strict=True)),
+        "FID_std": bootstrap_spread(pool, reference, 3),
+    }
+    assert found == pytest.approx(expected, rel=1e-9)
+    defaults, _ = evaluate(
+        replace(config, out=None, **{key: getattr(EvaluationConfig(), key) for key in options}, resamples=10),
+        OfThreeKinds(),
+    )
+    same = {name for name in found if found[name] == defaults[name]}
+    assert same <= {"FID", "sFID"}  # the others do follow the options
+    assert precision_recall(real, pool, "adm", 2) != precision_recall(real, pool, "float32", 2)
 
 
 def test_an_adm_reference_gives_its_statistics_and_its_images_features(tmp_path, capsys):
