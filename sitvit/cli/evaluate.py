@@ -104,7 +104,13 @@ def _settings(options: argparse.Namespace) -> EvaluationConfig:
         f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in typed.items()
     ]
     path = preset_path(options.preset) if options.preset else None
-    return load_config(path, overrides, EvaluationConfig)
+    config = load_config(path, overrides, EvaluationConfig)
+    if path is not None and config.samples is not None:
+        runtime.say(
+            f"--preset {options.preset}: only how images are measured is taken of it; how those of "
+            f"{config.samples} were made is up to them"
+        )
+    return config
 
 
 def _evaluate_once(config: EvaluationConfig, self_check: str | None) -> None:

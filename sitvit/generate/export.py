@@ -21,6 +21,8 @@ pipe = sitvit.SiTPipeline.from_pretrained("FOLDER")
 images = pipe(class_labels=[0], guidance_scale=1.5, generator=torch.Generator().manual_seed(0)).images
 ```
 
+It needs the package sitvit: `DiffusionPipeline.from_pretrained` does not find its classes.
+
 | | |
 |---|---|
 | path, prediction | {path}, {prediction} |

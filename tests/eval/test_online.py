@@ -141,6 +141,13 @@ def test_what_is_typed_replaces_a_presets_value_by_none_too(trained_run, few, tm
     assert (told["guided_channels"], told["cfg_scale"]) == (None, 2)
 
 
+def test_a_preset_beside_samples_says_what_of_it_does_not_count(few, tmp_path, capsys):
+    samples = ["--samples", str(write_pictures(tmp_path / "p")), "--reference", str(tmp_path / "p")]
+    of_features = ["--features", FASHION, "--metrics", "fid", "--out", str(tmp_path / "m.json")]
+    cli.evaluate([*samples, *of_features, "--preset", "sit-sde"])
+    assert "--preset sit-sde: only how images are measured is taken of it" in capsys.readouterr().out
+
+
 def test_a_self_check_without_adms_files_names_them():
     with pytest.raises(ValueError, match="admnet_guided_upsampled_imagenet256.npz --reference VIRTUAL"):
         cli.evaluate(["--self-check", "256"])
