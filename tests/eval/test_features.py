@@ -195,6 +195,21 @@ def test_dinov2s_positions_are_interpolated_with_the_offset_of_the_released_code
     assert torch.equal(found[:, :1], table[:, :1])
 
 
+def test_images_reach_dinov2_resized_with_antialias_and_normalised(tmp_path):
+    """Against Pillow's bicubic resize of each channel in float32, and ImageNet's mean and deviation."""
+    image = np.random.default_rng(0).integers(0, 256, (300, 500, 3)).astype(np.uint8)
+    extractor = find_extractor("dinov2", CPU, tiny_dino(tmp_path)[0])
+    seen = []
+    hook = extractor._network.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0][0]))
+    extractor(torch.from_numpy(image)[None])
+    hook.remove()
+    channels = zip(np.moveaxis(image, 2, 0), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), strict=True)
+    for found, (channel, mean, deviation) in zip(seen[0], channels, strict=True):
+        small = Image.fromarray(channel.astype(np.float32)).resize((224, 224), Image.Resampling.BICUBIC)
+        expected = (np.asarray(small) / 255 - mean) / deviation
+        np.testing.assert_allclose(found.numpy(), expected, atol=1e-4)  # float32 weights of up to 9 taps
+
+
 def test_dinov2_takes_images_of_any_size_and_refuses_other_files(tmp_path, pictures):
     path, state = tiny_dino(tmp_path)
     extractor = find_extractor("dinov2", CPU, path)

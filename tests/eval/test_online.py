@@ -19,6 +19,7 @@ from sitvit.eval.extraction import extract
 from sitvit.eval.features import CallableFeatures, FashionFeatures, Features
 from sitvit.eval.manifold import precision_recall
 from sitvit.eval.metrics import Gaussian, frechet_distance, inception_score, kernel_distance
+from sitvit.eval.reference import manifold_rows
 from sitvit.eval.sets import ImageSet, open_set
 from sitvit.eval.settings import EvaluationConfig, preset_path, sweep_points
 from sitvit.eval.statistics import FeatureStatistics
@@ -383,6 +384,34 @@ def test_the_numbers_are_those_of_each_option_and_of_the_features_that_a_metric_
     same = {name for name in found if found[name] == defaults[name]}
     assert same <= {"FID", "sFID"}  # the others do follow the options
     assert precision_recall(real, pool, "adm", 2) != precision_recall(real, pool, "float32", 2)
+
+
+def test_features_that_a_killed_evaluation_left_are_not_taken_for_those_of_another_network(tmp_path):
+    config = EvaluationConfig(
+        samples=str(write_pictures(tmp_path / "made", 20)),
+        reference=str(write_pictures(tmp_path / "real", 12)),
+        out=str(tmp_path / "m.json"),
+    )
+    calls = []
+
+    def dying(images):
+        calls.append(len(images))
+        if len(calls) > 1:
+            raise ValueError("the power is gone")
+        return torch.zeros(len(images), 3)
+
+    with pytest.raises(ValueError, match="power"):
+        evaluate(config, CallableFeatures(dying, "brightness", 3, "another"))
+    assert len(list(tmp_path.glob(".*.features"))) == 1
+    found, _ = evaluate(config, brightness())
+    assert found == evaluate(replace(config, out=str(tmp_path / "fresh.json")), brightness())[0]
+
+
+def test_of_more_than_10000_reference_images_evenly_spaced_ones_are_kept():
+    assert manifold_rows(9).tolist() == [*range(9)]
+    rows = manifold_rows(25_000)
+    assert rows[:5].tolist() == [0, 2, 5, 7, 10]
+    assert (len(set(rows)), rows[-1]) == (10_000, 24_997)
 
 
 def test_an_adm_reference_gives_its_statistics_and_its_images_features(tmp_path, capsys):
