@@ -14,7 +14,7 @@ from sitvit.eval import inception
 from sitvit.eval.dinov2 import DinoFeatures, load_dinov2, resample_positions
 from sitvit.eval.features import CallableFeatures, find_extractor, float32_island
 from sitvit.eval.inception import InceptionFeatures, inception_graph
-from sitvit.eval.metrics import frechet_distance
+from sitvit.eval.metrics import Gaussian, distance_of_gaussians
 from sitvit.eval.statistics import FeatureStatistics
 
 CPU = torch.device("cpu")
@@ -256,17 +256,16 @@ def test_a_pretrained_networks_distance_grows_with_noise_blur_and_compression():
     extractor = CallableFeatures(pooled, "efficientnet-lite0", 1280, "1")
     originals = [scene(seed) for seed in range(60)]
 
-    def distance(change):
-        changed = torch.stack([torch.from_numpy(np.array(change(image))) for image in originals])
-        return frechet_distance(reference, FeatureStatistics.of(extractor(changed).pool))
+    def gaussian(change, strength):
+        changed = torch.stack([torch.from_numpy(np.array(change(image, strength))) for image in originals])
+        found = FeatureStatistics.of(extractor(changed).pool)
+        return Gaussian.of(found.mean, found.covariance)
 
-    reference = FeatureStatistics.of(
-        extractor(torch.stack([torch.from_numpy(np.array(image)) for image in originals])).pool
-    )
+    reference = gaussian(noisy, 0)
+    assert distance_of_gaussians(reference, reference) < 1e-6
     for change in (noisy, blurred, compressed):
-        distances = [distance(lambda image, s=s, c=change: c(image, s)) for s in range(4)]
-        assert distances == sorted(distances), (change.__name__, distances)
-        assert distances[0] < 1e-6 < distances[1]
+        distances = [distance_of_gaussians(reference, gaussian(change, strength)) for strength in (1, 2, 3)]
+        assert 1e-6 < distances[0] < distances[1] < distances[2], (change.__name__, distances)
 
 
 def scene(seed):
@@ -291,12 +290,10 @@ def noisy(image, strength):
 
 
 def blurred(image, strength):
-    return image.filter(ImageFilter.GaussianBlur(strength)) if strength else image
+    return image.filter(ImageFilter.GaussianBlur(strength))
 
 
 def compressed(image, strength):
-    if not strength:
-        return image
     file = io.BytesIO()
     image.save(file, "jpeg", quality=(75, 30, 8)[strength - 1])
     return Image.open(file).convert("RGB")
