@@ -50,7 +50,7 @@ def compare(arguments: list[str]) -> None:
             raise ValueError("several processes do one cell together: name it by --cell")
         left = work_through(cells)
         if left:
-            raise ValueError(f"{len(left)} cells are left to other processes; the same command continues")
+            raise ValueError(f"{len(left)} cell(s) are left, as said above; the same command continues")
     from ..compare.report import write_comparison
 
     for path in write_comparison(comparison, every):

@@ -5,7 +5,8 @@
     grid-ARM-cfg_W                      scripts/sample.py: the images shown, of the first seed's last step
 
 OUT/cells/NAME.json says what a cell was begun with and whether it is done; OUT/cells/NAME.lock is held by
-the process that works on it, and falls when that ends, however it ends.
+the process that works on it, and falls when that ends, however it ends. A cell that left nothing, since its
+settings were mistaken, binds nobody to them; an evaluation or a grid whose result is gone is done again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from .. import runtime
 from ..config import Config, flat
 from ..eval.settings import EvaluationConfig
+from ..generate.samples import RECORD
 from .settings import Arm, ComparisonConfig
 
 KINDS = ("train", "evaluate", "grid")
@@ -68,6 +70,11 @@ class Cell:
         return Path(self.run.run) / "checkpoints" / f"step_{self.step:07d}"
 
     @property
+    def grid_folder(self) -> Path:
+        """Where the shown images of a grid lie."""
+        return Path(self.run.run) / "samples" / f"step_{self.step}_cfg_{self.cfg_scale:g}"
+
+    @property
     def settings(self) -> dict[str, Any]:
         """All that its result follows from, by dotted key."""
         settings = flat(self.run.to_dict())
@@ -83,29 +90,39 @@ class Cell:
         """Whether its result is there, with these settings.
 
         Raises:
-            ValueError: it was begun with others, naming each.
+            ValueError: it was made, or a training begun, with others, naming each.
         """
         if not self.record_path.is_file():
             return False
         found = runtime.read_record(self.record_path, ["settings", "done"])
+        if not self._has_left(found["done"]):
+            return False
         old, new = {**self._before(), **found["settings"]}, self.settings
         changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+        longer = False
         if self.kind == "train":
             longer = self.run.train.decay_steps == 0 and "train.num_steps" in changed
             changed -= set(NOT_THE_RESULT[1:]) | ({"train.num_steps"} if longer else set())
-        else:
-            longer = False
+        elif self.kind == "grid" and "evaluation.checkpoint" in changed:  # shows another step's images
+            longer = True
+            changed -= {"evaluation.checkpoint", "evaluation.out"}
         if changed:
             told = [f"{key} was {old.get(key)}, now {new.get(key)}" for key in sorted(changed)]
             raise ValueError(
                 f"{self.name} was begun with other settings: {'; '.join(told)}. Choose another `out`, or the "
                 "old values"
             )
-        return found["done"] and not longer and self._has_numbers()
+        return found["done"] and not longer
 
-    def _has_numbers(self) -> bool:
-        """False of an evaluation whose file was deleted: it is to be done again."""
-        return self.evaluation is None or self.kind != "evaluate" or Path(str(self.evaluation.out)).is_file()
+    def _has_left(self, done: bool) -> bool:
+        """Whether there is what binds the cell to its settings: a result, of a training any checkpoint."""
+        if self.kind == "train":  # a finished one's checkpoints may have been removed: it is not done again
+            return done or any((Path(self.run.run) / "checkpoints").glob("step_*"))
+        if self.kind == "grid":
+            return done and (self.grid_folder / RECORD).is_file()
+        assert self.evaluation is not None
+        assert self.evaluation.out is not None
+        return done and Path(self.evaluation.out).is_file()
 
     def _before(self) -> dict[str, Any]:
         """What a record that does not name it was made with: before there was the choice."""

@@ -23,7 +23,6 @@ from .cells import Cell
 from .result import collect
 from .settings import ComparisonConfig
 from .tables import Result, headline, not_concluded, protocol, tables
-from .work import grid_folder
 
 Figures = list[tuple[Path, str]]
 """Each picture and what it shows."""
@@ -67,7 +66,7 @@ def _grids(cells: Sequence[Cell], folder: Path) -> Figures:
     """A picture a guidance scale: what each arm that has its samples makes of the same noise."""
     made: dict[float, list[tuple[Cell, Samples]]] = {}
     for cell in cells:
-        where = grid_folder(cell)
+        where = cell.grid_folder
         if cell.kind == "grid" and (where / RECORD).is_file():
             made.setdefault(cell.cfg_scale, []).append((cell, Samples(where)))
     pictures = []

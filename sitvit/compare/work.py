@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from .. import runtime
 from .cells import Cell, NotReady, Taken
@@ -48,8 +48,7 @@ def do(cell: Cell) -> None:
         if cell.is_done():
             return
         if cell.kind != "train" and not (cell.checkpoint / "checkpoint.json").is_file():
-            first = f"train-{cell.arm.name}-seed_{cell.seed}"
-            raise NotReady(f"{cell.name} needs {cell.checkpoint}; run --cell {first} first")
+            raise NotReady(f"{cell.name} needs {cell.checkpoint}; {_how_to_get_it(cell)}")
         runtime.say(f"== {cell.name}")
         cell.note(done=False)
         start = time.monotonic()
@@ -57,6 +56,16 @@ def do(cell: Cell) -> None:
         {"train": _train, "evaluate": _evaluate, "grid": _grid}[cell.kind](cell)
         seconds = round(time.monotonic() - start, 1)
         cell.note(done=True, seconds=seconds, gpu_memory_bytes=runtime.peak_gpu_memory())
+
+
+def _how_to_get_it(cell: Cell) -> str:
+    training = dataclasses.replace(cell, kind="train", evaluation=None)
+    if training.is_done():
+        return (
+            f"its training is finished and has it no longer: put it back, or delete {training.run.run} and "
+            f"{training.record_path} to train again"
+        )
+    return f"run --cell {training.name} first"
 
 
 def _train(cell: Cell) -> None:
@@ -72,15 +81,10 @@ def _evaluate(cell: Cell) -> None:
     evaluate(cell.evaluation)
 
 
-def grid_folder(cell: Cell) -> Path:
-    """Where the shown images of a grid cell lie."""
-    return Path(cell.run.run) / "samples" / f"step_{cell.step}_cfg_{cell.cfg_scale:g}"
-
-
 def _grid(cell: Cell) -> None:
     from ..generate.generation import write
     from ..generate.request import job_of
 
     config = cell.evaluation
     assert config is not None
-    write(job_of(config, config.sampling_batch_size, runtime.processes().device), grid_folder(cell))
+    write(job_of(config, config.sampling_batch_size, runtime.processes().device), cell.grid_folder)

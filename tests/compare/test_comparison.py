@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -186,6 +187,50 @@ def test_a_cell_that_was_done_before_there_was_a_choice_of_precision_is_done(fin
     del record["settings"]["evaluation.precision"]
     cell.record_path.write_text(json.dumps(record))
     assert cell.is_done()
+
+
+@pytest.fixture
+def copied(finished, tmp_path) -> ComparisonConfig:
+    """The finished comparison, for a test to damage."""
+    comparison = dataclasses.replace(finished, out=str(tmp_path / "copied"))
+    shutil.copytree(finished.out, comparison.out)
+    for record in (tmp_path / "copied" / "cells").glob("*.json"):
+        record.write_text(record.read_text().replace(finished.out, comparison.out))
+    return comparison
+
+
+def test_a_result_that_is_gone_is_made_again_and_nothing_else(copied):
+    cells = cells_of(copied)
+    lost = [find_cell(cells, name) for name in ("evaluate-vit5-seed_1-step_2-cfg_1", "grid-vanilla-cfg_2")]
+    Path(lost[0].evaluation.out).unlink()
+    shutil.rmtree(lost[1].grid_folder)
+    assert [cell.name for cell in cells if not cell.is_done()] == [cell.name for cell in lost]
+
+
+def test_a_checkpoint_that_a_finished_training_has_no_longer_is_told_as_such(copied):
+    cell = find_cell(cells_of(copied), "evaluate-vit5-seed_1-step_2-cfg_1")
+    Path(cell.evaluation.out).unlink()
+    shutil.rmtree(cell.checkpoint)
+    with pytest.raises(NotReady, match=r"is finished and has it no longer: put it back, or delete .*seed_1"):
+        do(cell)
+
+
+def test_a_start_that_left_nothing_binds_nobody_to_its_mistake(cache_folder, tmp_path):
+    path = write(tmp_path, cache_folder)
+    wrong = cells_of(read(path, f"overrides=[data.latents={tmp_path / 'nowhere'}]"))[0]
+    with pytest.raises(ValueError, match="is no latent cache"):
+        do(wrong)
+    assert not cells_of(read(path))[0].is_done()
+
+
+def test_a_longer_comparison_shows_images_of_its_own_last_step(copied):
+    longer = dataclasses.replace(copied, steps=[2, 4, 6])
+    open_cells = [cell for cell in cells_of(longer) if not cell.is_done()]
+    assert sorted({(cell.kind, cell.step) for cell in open_cells}) == [
+        ("evaluate", 6),
+        ("grid", 6),
+        ("train", 6),
+    ]
 
 
 def test_a_cell_is_held_by_one_process_alone(finished):
