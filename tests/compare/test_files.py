@@ -38,9 +38,11 @@ def checkout(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_headers_state_what_paper_command_and_the_cost_that_the_dry_run_says(path, checkout, capsys):
+def test_headers_state_what_paper_command_expected_result_and_the_cost_that_the_dry_run_says(
+    path, checkout, capsys
+):
     text = path.read_text()
-    assert all(f"# {word}:" in text for word in ("What", "Paper", "Command", "Cost"))
+    assert all(f"# {word}:" in text for word in ("What", "Paper", "Command", "Cost", "Expected"))
     assert f"--config configs/compare/{path.name}" in text
     cli.compare(["--config", f"configs/compare/{path.name}", "--dry-run"])
     found = DRY_RUN.search(capsys.readouterr().out)
