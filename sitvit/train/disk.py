@@ -57,14 +57,14 @@ def check_disk(run: Path, num_there: int, model: nn.Module, train: TrainConfig) 
         return
     if free < soon:
         raise ValueError(
-            f"the disk of {place} has {_gb(free)} free, and {run} needs {_gb(soon)}: a checkpoint has "
-            f"{_gb(each)}, and train.keep_checkpoints = {train.keep_checkpoints} of them lie there while "
-            "another is written; free some, or choose another `run`"
+            f"the disk of {place} has {as_gb(free)} free, and {run} needs {as_gb(soon)}: a checkpoint "
+            f"has {as_gb(each)}, and train.keep_checkpoints = {train.keep_checkpoints} of them lie there "
+            "while another is written; free some, or choose another `run`"
         )
     if free < later:
         runtime.say(
-            f"the disk of {place} has {_gb(free)} free, and {run} will need {_gb(later)} by its last step, "
-            "with what train.keep_every and train.ema_widths keep"
+            f"the disk of {place} has {as_gb(free)} free, and {run} will need {as_gb(later)} by its "
+            "last step, with what train.keep_every and train.ema_widths keep"
         )
 
 
@@ -73,5 +73,6 @@ def nearest_folder(path: Path) -> Path:
     return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
-def _gb(size: float) -> str:
+def as_gb(size: float) -> str:
+    """Bytes as a person reads them."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"

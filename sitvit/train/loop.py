@@ -114,6 +114,8 @@ def open_run(config: Config, resume: str = "auto", accept_changes: bool = False)
 def _previous(config: Config, cache: Latents, resume: str, accept_changes: bool) -> Checkpoint | None:
     """The checkpoint that `config` goes on from, once it fits; None for a new run."""
     run = Path(config.run)
+    if run.exists() and not run.is_dir():
+        raise ValueError(f"`run` has to be a folder, and {run} is a file; choose another `run`")
     previous = checkpoint_to_continue(run, resume)
     if previous is None and run.exists() and any(run.iterdir()):
         check_own_leftovers(run)

@@ -17,7 +17,7 @@ from ..config import Config
 from ..models.geometry import Geometry, geometry
 from ..models.memory import Memory, memory
 from ..models.shapes import SiTShape
-from .disk import checkpoint_bytes, nearest_folder, num_for_good, num_kept, snapshot_bytes
+from .disk import as_gb, checkpoint_bytes, nearest_folder, num_for_good, num_kept, snapshot_bytes
 
 PEAK_FLOPS = 989e12
 """Dense bf16 FLOP/s of an H100 or H200 (NVIDIA's data sheet)."""
@@ -131,12 +131,12 @@ class Plan:
                 "training",
                 f"{self.training_flop:.3g} FLOP, {_hours(self.gpu_hours)} H100-hours at {_assumption()}",
             ),
-            ("a checkpoint", f"{disk / 1e9:,.2f} GB"),
-            ("checkpoints", f"{self.num_checkpoints} x that: {self.num_checkpoints * disk / 1e9:,.1f} GB"),
-            ("free there", f"{free / 1e9:,.1f} GB on the disk of {place}"),
+            ("a checkpoint", as_gb(disk)),
+            ("checkpoints", f"{self.num_checkpoints} x that: {as_gb(self.num_checkpoints * disk)}"),
+            ("free there", f"{as_gb(free)} on the disk of {place}"),
         ]
         if self.snapshot_bytes:
-            rows.insert(-1, ("snapshots", f"{self.snapshot_bytes / 1e9:,.1f} GB (train.ema_widths)"))
+            rows.insert(-1, ("snapshots", f"{as_gb(self.snapshot_bytes)} (train.ema_widths)"))
         return "\n".join(f"{name:17}{text}" for name, text in rows)
 
     def _trained(self) -> str:

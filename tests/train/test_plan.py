@@ -88,6 +88,7 @@ def test_the_plan_of_a_run_is_what_the_run_is(trained_run):
     assert (planned.latents.num_images, planned.latents.num_classes) == (64, 10)
     weights = sum(path.stat().st_size for path in checkpoint.folder.rglob("*.safetensors"))
     assert planned.checkpoint_bytes == pytest.approx(weights, rel=0.1)  # the rest are the files' headers
+    assert re.search(r"a checkpoint +\d+\.\d MB", planned.text())  # a small network has no 0.0 GB
 
 
 def test_a_dry_run_of_any_experiment_takes_under_two_seconds_makes_nothing_and_imports_no_heavy_package(

@@ -351,6 +351,13 @@ def test_a_folder_of_other_files_is_no_run(tiny_config, tmp_path):
         train(tiny_config("run"))
 
 
+def test_a_file_is_no_run(tiny_config, tmp_path):
+    (tmp_path / "run").write_text("a thesis")
+    with pytest.raises(ValueError, match="`run` has to be a folder, and .*run is a file"):
+        train(tiny_config("run"))
+    assert (tmp_path / "run").read_text() == "a thesis"
+
+
 def test_too_few_classes_are_refused_and_too_many_are_told(tiny_config, capsys):
     with pytest.raises(ValueError, match="model.num_classes is 5, but .* has 10"):
         train(tiny_config("few", "model.num_classes=5"))
