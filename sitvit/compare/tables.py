@@ -45,6 +45,7 @@ def not_concluded(result: Result) -> list[str]:
             told.append(f"{what}: the interval {interval(d['low'], d['high'])} holds zero.")
         elif d["verdict"] == "unknown":
             told.append(f"{what}: one seed and no spread of its samples, so no interval.")
+    told += _other_streams(result)
     if any(d["num_seeds"] == 1 for d in result["differences"]):
         told.append("An interval of one seed has the spread of the samples in it, and not that of training.")
     if result["num_judged"]:
@@ -66,6 +67,27 @@ def not_concluded(result: Result) -> list[str]:
     if result["missing"]:
         named = "; ".join(result["missing"][:6]) + ("; and more" if len(result["missing"]) > 6 else "")
         told.append(f"{result['num_missing']} of {result['num_cells']} cells are not finished: {named}.")
+    return told
+
+
+def _other_streams(result: Result) -> list[str]:
+    """Pairs whose arms were trained on other data or batches, so that their training is not paired."""
+    settings = {
+        arm["name"]: {
+            "train.batch_size": arm["config"]["train"]["batch_size"],
+            **{f"data.{key}": value for key, value in arm["config"]["data"].items()},
+        }
+        for arm in result["arms"]
+    }
+    told = []
+    for first, second in dict.fromkeys((d["first"], d["second"]) for d in result["differences"]):
+        one, two = settings[first], settings[second]
+        differ = [key for key in one if one[key] != two[key]]
+        if differ:
+            told.append(
+                f"{second} against {first}: {', '.join(differ)} differ, so they did not train on the same "
+                "batches and noise; their difference holds that too."
+            )
     return told
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from sitvit.compare.cells import cells_of
 from sitvit.compare.report import write_comparison
+from sitvit.compare.tables import not_concluded
 
 NUMBER = re.compile(r"(?<![\w.,-])[+-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w|\.\d)")
 
@@ -139,3 +140,10 @@ def test_the_compute_axis_is_steps_times_batch_times_the_training_flops_of_an_im
     assert arms["vit5"]["changes"]["training_flops"] == pytest.approx(
         arms["vit5"]["training_flops"] / arms["vanilla"]["training_flops"] - 1
     )
+
+
+def test_arms_of_other_batches_are_told_not_to_be_paired(report):
+    result = json.loads(json.dumps(report[2]))
+    assert not any("same batches" in line for line in not_concluded(result))
+    result["arms"][1]["config"]["train"]["batch_size"] += 1
+    assert any("train.batch_size differ" in line for line in not_concluded(result))
