@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -125,3 +126,23 @@ def test_an_average_moves_where_half_precision_would_not():
         ema.update({name: tensor + 1 for name, tensor in module.state_dict().items()}, step + 1)
     expected = (1 - 0.9999**200) * (module.weight.detach() + 1 - module.weight.detach()).float()
     assert torch.allclose(ema.state["weight"] - start, expected, rtol=1e-2)
+
+
+def test_an_average_follows_each_tensor_by_its_name():
+    module = torch.nn.Linear(3, 3)
+    ema = Ema(module, constant_decay(0.5))
+    weights = {name: tensor + 1 for name, tensor in reversed(module.state_dict().items())}
+    ema.update(weights, 1)
+    assert all(torch.allclose(ema.state[name], tensor - 0.5) for name, tensor in weights.items())
+
+
+def test_the_last_step_has_a_snapshot_and_those_past_a_resumed_step_are_removed(tiny_config, tmp_path):
+    settings = (WIDTHS, "train.snapshot_every=2", "train.num_steps=5", "train.save_every=3")
+    train(tiny_config("run", *settings))
+    assert [snapshot.step for snapshot in snapshots(tmp_path / "run")] == [2, 4, 5]
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_0000005")
+    seen = []
+    hook = lambda trainer, row: seen.append([s.step for s in snapshots(tmp_path / "run")])  # noqa: E731
+    train(tiny_config("run", *settings), hooks=[hook])
+    assert seen[0] == [2]
+    assert [snapshot.step for snapshot in snapshots(tmp_path / "run")] == [2, 4, 5]
