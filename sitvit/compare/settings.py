@@ -26,6 +26,9 @@ from ..config import Config, load_config
 from ..eval.settings import EvaluationConfig, preset_path
 
 AGAINST = ("first", "previous", "pairs")
+SET_HERE = ("run", "train.seed", "train.num_steps", "train.keep_every")
+MEASURED_HERE = ("samples", "checkpoint", "step", "out", "seed", "cfg_scale")
+"""Keys of an arm and of `evaluation` that follow from out, seeds, steps and cfg_scales."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
@@ -58,7 +61,7 @@ class ComparisonConfig:
     against: str = "first"  # each arm against the first; the previous: a ladder; pairs: 2nd - 1st, 4th - 3rd
     seeds: list[int] = field(default_factory=lambda: [0])
     steps: list[int] = MISSING
-    overrides: list[str] = field(default_factory=list)  # of every arm
+    overrides: list[str] = field(default_factory=list)  # of every arm; an arm's own go before them
     preset: str | None = None
     evaluation: list[str] = field(default_factory=list)
     cfg_scales: list[float] = field(default_factory=lambda: [1.0])
@@ -83,6 +86,10 @@ class ComparisonConfig:
             ("grid_images must be at least 1", self.grid_images >= 1),
         ]
         told = [sentence for sentence, right in rules if not right]
+        for word in [*self.overrides, *(word for text in self.arms for word in text.split()[2:])]:
+            told += _set_here(word, SET_HERE, "an arm")
+        for word in self.evaluation:
+            told += _set_here(word, MEASURED_HERE, "evaluation")
         return told + [p for text in self.references for p in _reference_problems(text, names)]
 
     def parsed_arms(self) -> list[Arm]:
@@ -116,7 +123,7 @@ class ComparisonConfig:
         every = math.gcd(*self.steps)
         shape = [f"run={self.out}/{arm.name}/seed_{seed}", f"train.seed={seed}"]
         shape += [f"train.num_steps={self.steps[-1]}"]
-        config = load_config(arm.config, [*arm.overrides, *self.overrides, *shape], Config)
+        config = load_config(arm.config, [*self.overrides, *arm.overrides, *shape], Config)
         config.train.keep_every = every
         config.train.save_every = math.gcd(every, config.train.save_every)
         return config
@@ -136,6 +143,15 @@ class ComparisonConfig:
         ]
         path = preset_path(self.preset) if self.preset else None
         return load_config(path, [*self.evaluation, *given], EvaluationConfig)
+
+
+def _set_here(word: str, keys: tuple[str, ...], where: str) -> list[str]:
+    key = word.split("=")[0].strip()
+    if key not in keys:
+        return []
+    return [
+        f"{where} cannot set {key}, which follows from out, seeds, steps and cfg_scales; leave out {word!r}"
+    ]
 
 
 def _are_names(names: list[str]) -> bool:

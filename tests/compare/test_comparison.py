@@ -248,6 +248,22 @@ def test_an_evaluation_before_its_training_says_what_to_run_first(cache_folder, 
         find_cell(cells, "nothing")
 
 
+def test_keys_that_the_comparison_sets_itself_are_refused_not_ignored(cache_folder, tmp_path):
+    path = write(tmp_path, cache_folder)
+    with pytest.raises(ValueError, match=r"arm cannot set train.num_steps.*\n.*cannot set train.seed"):
+        read(path, 'arms=["a x.yaml train.seed=9", "b y.yaml"]', 'overrides=["train.num_steps=3"]')
+    with pytest.raises(ValueError, match="evaluation cannot set cfg_scale"):
+        read(path, 'evaluation=["cfg_scale=1.5"]')
+
+
+def test_an_override_of_one_arm_goes_before_that_of_all(cache_folder, tmp_path):
+    comparison = read(write(tmp_path, cache_folder))
+    arms = [f"{comparison.arms[0]} train.lr=3e-3", comparison.arms[1]]
+    changed = dataclasses.replace(comparison, arms=arms, overrides=["train.lr=2e-3"])
+    rates = [changed.run_config(arm, 0).train.lr for arm in changed.parsed_arms()]
+    assert rates == [3e-3, 2e-3]
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
