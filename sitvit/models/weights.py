@@ -22,6 +22,7 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 RAW_KEYS = ("model", "state_dict", "module")
 EMA_KEYS = ("ema", "model_ema", "state_dict_ema")
 WRAPPERS = ("module.", "_orig_mod.")
+LFS_POINTER = b"version https://git-lfs"
 ONE_SET = "holds one set of weights and does not say whether it is an average; leave weights (--weights) out"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 OPTIONS = {
@@ -38,8 +39,14 @@ def read_file(path: Path) -> Any:
     """The content of a weights file; ValueError naming it where that is unsafe or damaged."""
     if not path.is_file():
         raise ValueError(f"there is no file or model folder {path}")
+    with open(path, "rb") as file:
+        start = file.read(64)
+    if start.startswith(LFS_POINTER):
+        raise ValueError(
+            f"{path} is a pointer of Git LFS and no weights: fetch the file itself (git lfs pull)"
+        )
     try:
-        if path.suffix == ".safetensors":
+        if path.suffix == ".safetensors" or start[8:9] == b"{":  # its header of JSON, whatever its name
             return load_file(path)
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)

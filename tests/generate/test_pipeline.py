@@ -1,5 +1,6 @@
 """The diffusers pipeline gives the images of scripts/sample.py, and its folder says all that it needs."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -111,6 +112,28 @@ def test_another_size_and_half_precision_are_drawn(pipe, trained):
     full = Job(trained, 1, [0], 0, FixedOde("heun", 3), Guidance(), 1)
     gap = (job.latents(range(1)) - full.latents(range(1))).abs().max()
     assert 0 < gap < 0.1  # bfloat16 has 8 bits of a value of about 3
+
+
+def test_a_bfloat16_network_is_asked_at_times_that_bfloat16_could_not_tell_apart(pipe, tmp_path):
+    """Below 1 it goes by 1/256; here by 1/415."""
+    pipe.save_pretrained(tmp_path / "out")
+    pipe = sitvit.SiTPipeline.from_pretrained(tmp_path / "out", torch_dtype=torch.bfloat16)
+    assert pipe.transformer.dtype == torch.bfloat16
+    asked = []
+    handle = pipe.transformer.t_embedder.register_forward_pre_hook(lambda _, inputs: asked.append(inputs[0]))
+    pipe.set_progress_bar_config(disable=True)
+    pipe([0], num_inference_steps=400, sampler="sit-sde", generator=seeded(0), output_type="latent")
+    handle.remove()
+    times = torch.cat(asked)
+    assert times.dtype == torch.float32
+    assert len(times.unique()) == 400
+
+
+def test_the_channels_statistics_go_with_the_pipeline(trained):
+    mean, std = [0.1, 0.2, 0.3, 0.4], [1.0, 2.0, 3.0, 4.0]
+    identity = dataclasses.replace(trained.autoencoder, channel_mean=mean, channel_std=std)
+    pipe = sitvit.SiTPipeline.from_trained(dataclasses.replace(trained, autoencoder=identity))
+    assert (pipe.config.channel_mean, pipe.config.channel_std) == (mean, std)
 
 
 def test_an_export_loads_offline_in_a_fresh_process_and_gives_the_same_images(trained_run, trained, tmp_path):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import sitvit
 from sitvit import cli, load_checkpoint
 from sitvit.models.convert import init_from, official_state, save_official
-from sitvit.models.weights import load_strictly, unwrapped
+from sitvit.models.weights import load_strictly, read_file, unwrapped
 from sitvit.train.checkpoint import Checkpoint, find_checkpoint
 
 from ..conftest import run_script
@@ -233,6 +233,19 @@ def test_a_damaged_file_is_named(tmp_path, name):
         load(tmp_path / name)
     with pytest.raises(ValueError, match="no file or model folder"):
         load(tmp_path / "nowhere.pt")
+
+
+@pytest.mark.parametrize("name", ["SiT.pt", "SiT.safetensors"])
+def test_a_pointer_of_git_lfs_is_told_from_weights(tmp_path, name):
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n")
+    with pytest.raises(ValueError, match=f"{name} is a pointer of Git LFS.*git lfs pull"):
+        load(tmp_path / name)
+
+
+def test_safetensors_by_another_name_are_read_as_what_they_are(tmp_path):
+    state = SIT.under("state/")
+    save_file(state, tmp_path / "SiT.pt")
+    assert read_file(tmp_path / "SiT.pt").keys() == state.keys()
 
 
 def test_heads_that_cannot_be_read_off_are_asked_for(tmp_path):
