@@ -15,10 +15,9 @@ from sitvit.compare.cells import cells_of
 from sitvit.compare.settings import ComparisonConfig
 from sitvit.compare.work import find_cell, work_through
 from sitvit.config import load_config
-from sitvit.models.geometry import geometry
+from sitvit.models.geometry import PEAKS, geometry
 from sitvit.models.presets import preset
 from sitvit.models.shapes import SiTShape
-from sitvit.train.speed import PEAKS
 
 from .compare.test_comparison import write
 

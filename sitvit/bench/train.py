@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.stream import TrainingBatch
+from ..data.stream import TrainingBatch, TrainingStream
 from ..flow.objective import Objective
 from ..flow.paths import find_path
 from ..flow.times import TimeDistribution
-from ..models.geometry import geometry
+from ..models.geometry import PEAKS, geometry
 from ..models.presets import build_model, preset
 from ..models.shapes import SiTShape
 from ..runtime import accelerator
@@ -30,12 +32,13 @@ from ..train.compilation import compile_network
 from ..train.ema import averages
 from ..train.optim import make_optimizer
 from ..train.step import LateReading, training_step
+from .data import synthetic_cache
 from .model import CLASSES, LATENT, diffusers_dit
 from .timing import interleave, open_gates, ratio
 
 LR, DECAY = 1e-4, 0.9999
-PEAK_BF16 = {"A100": 312e12, "H100": 989e12, "H200": 989e12}
-"""FLOP/s of dense bf16 matrices, by a part of the device's name."""
+NUM_DRAWS = 20
+"""Batches of the data stream that are timed."""
 
 
 def bench_train(
@@ -185,16 +188,33 @@ def _official(folder: Path, size: str) -> nn.Module:
     return module.SiT_models[f"SiT-{size}/2"](input_size=LATENT, num_classes=CLASSES).eval()
 
 
+def seconds_of_data(batch_size: int, device: torch.device) -> float:
+    """Until a training batch, noise and times drawn too, has come from the cache to the device: the median.
+
+    A GPU may still be at the step before, so it waits for this long at most.
+    """
+    seconds = []
+    with tempfile.TemporaryDirectory() as folder:
+        cache = synthetic_cache(Path(folder), max(2000, batch_size))
+        stream = TrainingStream(cache, 0, batch_size, False, 0.1, CLASSES)
+        for step in range(NUM_DRAWS):
+            start = time.perf_counter()
+            float(stream.batch(step, range(batch_size)).to(device).u[0])  # reading a value waits for it
+            seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
 def _device_lines(size: str, batch_size: int, medians: dict[str, float], device: torch.device) -> list[str]:
-    """Images a second and, on CUDA, the share of the device's bf16 peak and the memory."""
-    lines = []
+    """Images a second, data-stall share and, on CUDA, the share of the device's bf16 peak and the memory."""
+    lines, waiting = [], seconds_of_data(batch_size, device)
     for name in ("SiT", "SiT-ViT5"):
         rate = batch_size / medians[name]
-        line = f"  {name}: {rate:.2f} images/s"
+        stall = waiting / (waiting + medians[name])
+        line = f"  {name}: {rate:.2f} images/s, at most {stall:.2%} of the time waiting for data"
         if device.type == "cuda":
             flops = geometry(SiTShape(**preset(f"{name}-{size}/2"), input_size=LATENT)).training_flops * rate
             kind = torch.cuda.get_device_name(device)
-            peak = next((peak for part, peak in PEAK_BF16.items() if part in kind), None)
+            peak = next((peak for part, peak in PEAKS.items() if part in kind), None)
             line += f", {flops / 1e12:.0f} TFLOP/s" + (f", MFU {flops / peak:.1%} of {kind}" if peak else "")
         lines.append(line)
     if device.type == "cuda":

@@ -22,6 +22,9 @@ from .shapes import Shape, SiTShape
 
 FREQUENCY_DIM = 256  # inputs of the timestep embedding
 
+PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
+"""Dense bf16 FLOP/s by a part of the device's name (NVIDIA's data sheets): what MFU is a share of."""
+
 
 @dataclass(frozen=True)
 class Parts:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from .. import runtime
 from ..config import Config
-from ..models.geometry import Geometry, geometry
+from ..models.geometry import PEAKS, Geometry, geometry
 from ..models.memory import Memory, memory
 from ..models.shapes import SiTShape
 from .disk import as_gb, checkpoint_bytes, nearest_folder, num_for_good, num_kept, snapshot_bytes
 
-PEAK_FLOPS = 989e12
-"""Dense bf16 FLOP/s of an H100 or H200 (NVIDIA's data sheet)."""
+PEAK_FLOPS = PEAKS["H100"]
+"""FLOP/s that the estimate counts with."""
 
 UTILISATION = 0.25
 """Share of the peak that the estimate assumes: about what the fastest published SiT training reaches."""

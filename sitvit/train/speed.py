@@ -6,12 +6,9 @@ from typing import Any
 import torch
 
 from .. import runtime
-from ..models.geometry import geometry
+from ..models.geometry import PEAKS, geometry
 from ..models.shapes import SiTShape
 from .trainer import Row, Trainer
-
-PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
-"""Dense bf16 FLOP/s by a part of the device's name (NVIDIA's data sheets)."""
 
 
 class Speed:
