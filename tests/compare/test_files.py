@@ -59,6 +59,20 @@ def test_headers_state_what_paper_command_expected_result_and_the_cost_that_the_
     assert [found.name for found in (checkout / "runs").iterdir()] == ["demo"], "a dry run made something"
 
 
+@pytest.mark.parametrize("name", ["demo", "demo_ladder"])
+def test_headers_of_what_was_run_expect_what_it_gave(name):
+    """Of the last unguided difference: ViT-5's, and LayerScale's of the ladder."""
+    text = (ROOT / f"configs/compare/{name}.yaml").read_text()
+    header = re.sub(r"\n# +", " ", text.split("\nout:")[0])
+    result = json.loads((ROOT / f"samples/compare_{name}/result.json").read_text())
+    entries = [d for d in result["differences"] if d["second_cfg_scale"] == 1]
+    digits = 2 if name == "demo" else 1
+    mean, low, high = (f"{entries[-1][key]:+.{digits}f}" for key in ("mean", "low", "high"))
+    assert f"{mean} ({low} to {high})" in header
+    separable = {d["second"] for d in entries if d["verdict"] != "not separable"}
+    assert separable == ({"vit5"} if name == "demo" else {"layer_scale"})
+
+
 @pytest.mark.parametrize(
     ("name", "whole"), [("ladder", "sit_vit5_b"), ("demo_ladder", "demo_sit_vit5")], ids=str
 )
