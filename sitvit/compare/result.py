@@ -51,10 +51,8 @@ def collect(comparison: ComparisonConfig, cells: Sequence[Cell]) -> dict[str, An
     metric = _distance_name(values[0]["metrics"])
     arms = [{**arm, **cost[arm["name"]]} for arm in _arms(comparison, cells, values, metric)]
     curves = _curves(cells, rows)
-    differences = _differences(
-        comparison, values, {arm["name"]: arm["best_cfg_scale"] for arm in arms}, metric
-    )
-    judged = sum(entry["verdict"] in JUDGED for entry in differences)
+    entries = differences(comparison, values, {arm["name"]: arm["best_cfg_scale"] for arm in arms}, metric)
+    judged = sum(entry["verdict"] in JUDGED for entry in entries)
     return {
         "format": FORMAT,
         "metric": metric,
@@ -66,7 +64,7 @@ def collect(comparison: ComparisonConfig, cells: Sequence[Cell]) -> dict[str, An
         "analyses": _analyses(comparison, cells),
         "values": values,
         "curves": curves,
-        "differences": differences,
+        "differences": entries,
         "num_judged": judged,
         "expected_false_alarms": round(judged * (1 - CONFIDENCE), 2),
         "losses": _losses(comparison, curves),
@@ -119,7 +117,7 @@ def _arms(
             "model": runs[arm.name].model.name,
             "overrides": arm.overrides,
             "config": runs[arm.name].to_dict(),
-            "best_cfg_scale": _best_scale(values, arm.name, comparison.steps[-1], metric),
+            "best_cfg_scale": best_scale(values, arm.name, comparison.steps[-1], metric),
         }
         for arm in comparison.parsed_arms()
     ]
@@ -140,14 +138,14 @@ def _of(values: Values, arm: str, step: int, scale: float | None, name: str) -> 
     }
 
 
-def _best_scale(values: Values, arm: str, step: int, metric: str) -> float | None:
+def best_scale(values: Values, arm: str, step: int, metric: str) -> float | None:
     """The guidance with the least mean; chosen on the same images that it is reported on."""
     scales = {v["cfg_scale"] for v in values if v["arm"] == arm and v["step"] == step and v["cfg_scale"] > 1}
     means = {scale: _mean(list(_of(values, arm, step, scale, metric).values())) for scale in scales}
     return min(means, key=lambda scale: means[scale]) if means else None
 
 
-def _differences(
+def differences(
     comparison: ComparisonConfig, values: Values, best: dict[str, float | None], metric: str
 ) -> list[dict[str, Any]]:
     """Unguided at each step, then each arm at its best guidance at the last."""

@@ -12,7 +12,7 @@ from sitvit.compare.cells import cells_of
 from sitvit.compare.cost import seconds_a_step
 from sitvit.compare.losses import NUM_WINDOWS, by_step, window_means
 from sitvit.compare.report import write_comparison
-from sitvit.compare.result import collect, ladder
+from sitvit.compare.result import best_scale, collect, differences, ladder
 from sitvit.compare.settings import ComparisonConfig
 
 ARMS = ("a", "b", "c", "d")
@@ -49,6 +49,27 @@ def test_a_ladder_stands_on_the_last_step_that_every_arm_has_reached():
     values = [value(arm, 0, 10, 30.0) for arm in ARMS] + [value("a", 0, 20, 20.0)]
     assert ladder(comparison("previous"), values, "FID")["step"] == 10
     assert ladder(comparison("previous"), values[-1:], "FID") is None
+
+
+def test_each_arm_stands_at_its_own_best_guidance_with_the_spread_of_both_sides():
+    """One seed; the best guidance is 2 of a and 3 of b; sigma 0.3 and 0.4 make 0.5 of their difference."""
+    distances = {"a": {1: 20.0, 2: 10.0, 3: 12.0}, "b": {1: 21.0, 2: 9.0, 3: 8.0}}
+    sigma = {"a": 0.3, "b": 0.4}
+    values = [
+        {**value(arm, 0, 20, distance), "cfg_scale": float(scale)}
+        for arm in distances
+        for scale, distance in distances[arm].items()
+    ]
+    for each in values:
+        each["metrics"]["FID_std"] = sigma[each["arm"]]
+    best = {arm: best_scale(values, arm, 20, "FID") for arm in distances}
+    assert best == {"a": 2.0, "b": 3.0}
+    two = ComparisonConfig(out="nowhere", arms=comparison("first").arms[:2], seeds=[0], steps=[10, 20])
+    unguided, guided = differences(two, values, best, "FID")
+    assert (unguided["mean"], unguided["first_cfg_scale"], unguided["second_cfg_scale"]) == (1.0, 1.0, 1.0)
+    assert (guided["mean"], guided["first_cfg_scale"], guided["second_cfg_scale"]) == (-2.0, 2.0, 3.0)
+    for found in (unguided, guided):
+        assert found["high"] - found["mean"] == pytest.approx(1.959964 * 0.5, rel=1e-5)  # the normal quantile
 
 
 @pytest.mark.parametrize(
