@@ -9,7 +9,8 @@ by up to the tolerance. A power of two is the same for all estimates but those n
 Images that have arrived wait: the network is called on the whole batch, so that its shape never changes. As
 kernels of one shape round a row alike, an image has the same bits whatever its mates are in a batch of one
 size. In a batch of another size it moves by rounding, but for the few with an estimate next to a threshold,
-which move within the tolerance. Solvers that share a step over the batch move all of them in any case.
+which move within the tolerance. So a job of images solves for `BLOCK_SIZE` of them at a time, always. Solvers
+that share a step over the batch move all of them in any case.
 """
 
 from collections.abc import Callable
@@ -33,6 +34,8 @@ WEIGHTS = (
 """The last row is also the result: the seventh slope is the next step's first."""
 ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
 """The result of order 5 minus that of order 4."""
+BLOCK_SIZE = 8
+"""Images at once: enough to keep a device busy, and few that wait for the slowest."""
 SAFETY, SLOWEST, FASTEST = 0.9, 1 / 8, 8.0
 
 

@@ -22,6 +22,7 @@ class Sampler(ABC):
     method: str
     takes_noise = False  # whether it asks for DiT's noise prediction in place of a velocity
     couples_the_batch = False  # whether an image moves, within a tolerance, with its batch mates
+    block_size: int | None = None  # images to sample at once, always, where a batch's size tips decisions
 
     @property
     @abstractmethod

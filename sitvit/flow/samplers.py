@@ -21,10 +21,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .adaptive import BLOCK_SIZE
 from .ddpm_samplers import DDPM_METHODS, Ddim, Ddpm
 from .evaluations import NoiseSource, Solution
 from .intervals import Interval, check_interval, ode_interval
-from .ode import ADAPTIVE, COUPLING, METHODS, check_fineness, check_method, check_tolerances, integrate
+from .ode import (
+    ADAPTIVE,
+    COUPLING,
+    METHODS,
+    PER_IMAGE,
+    check_fineness,
+    check_method,
+    check_tolerances,
+    integrate,
+)
 from .parameterization import Velocity
 from .paths import Path
 from .sampler import Sampler, no_progress
@@ -131,6 +141,11 @@ class AdaptiveOde(OdeSampler):
     def couples_the_batch(self) -> bool:  # type: ignore[override]
         """True of torchdiffeq's methods, whose step is the whole batch's."""
         return self.method in COUPLING
+
+    @property
+    def block_size(self) -> int | None:  # type: ignore[override]
+        """Of the method with a step for each image: see `adaptive`."""
+        return BLOCK_SIZE if self.method == PER_IMAGE else None
 
     @property
     def name(self) -> str:

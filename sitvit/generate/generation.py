@@ -66,7 +66,7 @@ def write(job: Job, out: Path | None) -> Path:
     if job.sampler.couples_the_batch:
         runtime.say(
             f"{job.sampler.method} shares its step over a batch: an image moves, within its tolerance, with "
-            "its batch mates; fixed steps keep it, dopri5_per_image in batches of one size"
+            "its batch mates; fixed steps and dopri5_per_image keep it"
         )
     start = time.monotonic()
     _write_missing(out, job, state.process_index, state.num_processes)

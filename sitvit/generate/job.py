@@ -70,7 +70,7 @@ class Job:
         self.trained, self.sampler, self.guidance, self.weak = trained, sampler, guidance, weak
         self.num_images, self.seed, self.labels = num_images, seed, labels
         self.seed_per_image, self.precision = seed_per_image, precision
-        self.batch_size = min(batch_size, num_images)
+        self.batch_size = _whole_blocks(min(batch_size, num_images), sampler.block_size)
         self.image_size = image_size or trained.image_size()
         self.latent_shape = latent_shape(trained, self.image_size)
         self.device = torch.device(device)
@@ -160,7 +160,21 @@ class Job:
         on_step: Callable[[Tensor], object] = no_progress,
         on_call: Callable[[], object] = lambda: None,
     ) -> Tensor:
-        """The latents (B, C, h, w) float32 of the images `indices`; `on_call` as in `batch`."""
+        """The latents (B, C, h, w) float32 of the images `indices`; `on_call` as in `batch`.
+
+        Where the sampler has a `block_size`, images kS .. (k + 1) S - 1 are sampled together in any batch.
+        """
+        size = self.sampler.block_size
+        if size is None:
+            return self._sampled(indices, on_step, on_call)
+        first = indices.start // size * size
+        blocks = [range(start, start + size) for start in range(first, indices.stop, size)]
+        made = torch.cat([self._sampled(block, on_step, on_call) for block in blocks])
+        return made[indices.start - first :][: len(indices)]
+
+    def _sampled(
+        self, indices: range, on_step: Callable[[Tensor], object], on_call: Callable[[], object]
+    ) -> Tensor:
         keys, velocity = self.keys(indices), self.velocity(self.labels_of(indices))
 
         def watched(x: Tensor, t: Tensor) -> Tensor:
@@ -197,6 +211,11 @@ class Job:
     def decode(self, latents: Tensor) -> Tensor:
         """Pixels (B, 3, H, W) float32 of latents; FloatingPointError where they are not finite."""
         return check_finite(self.autoencoder.decode(latents))
+
+
+def _whole_blocks(count: int, size: int | None) -> int:
+    """The next multiple of `size`."""
+    return count if size is None else -(-count // size) * size
 
 
 def check_finite(pixels: Tensor) -> Tensor:

@@ -40,7 +40,8 @@ def trajectory(job: Job, num_frames: int) -> np.ndarray:
 
     B is `NUM_IMAGES`, or all where there are fewer. What is evenly spaced are the sampler's steps.
     """
-    batch, count = range(job.batch_size), min(NUM_IMAGES, job.batch_size)
+    batch = range(job.sampler.block_size or job.batch_size)
+    count = min(NUM_IMAGES, job.num_images, len(batch))
     states = [noise_of(job.keys(batch), job.latent_shape)[:count]]
 
     def keep(x: Tensor) -> None:
