@@ -1,15 +1,19 @@
 """What goes wrong in a long run: values that are not finite, time limits, other settings, other processes."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from sitvit import runtime
 from sitvit.cli.frame import duration
+from sitvit.config import Config, load_config
+from sitvit.data.latents import LatentCache
 from sitvit.data.stream import TrainingStream
 from sitvit.flow.objective import Objective
 from sitvit.train.checkpoint import WEIGHTS, find_checkpoint, latest_checkpoint
+from sitvit.train.continuation import check_continuation
 from sitvit.train.loop import train
 from sitvit.train.metrics import read_metrics
 
@@ -142,6 +146,17 @@ def test_a_network_of_another_shape_is_never_accepted(tiny_config):
     with pytest.raises(ValueError, match="model.depth was 2, now 1") as caught:
         train(tiny_config("run", "model.depth=1", "train.num_steps=8"), accept_changes=True)
     assert "--accept-changes" not in str(caught.value)
+
+
+def test_classes_under_other_names_are_not_continued_unsaid(trained_run, tmp_path):
+    """The numbers of the labels are the same, so nothing else would tell."""
+    checkpoint = find_checkpoint(str(trained_run))
+    config = load_config(checkpoint.folder / "config.yaml", [], Config)
+    cache = LatentCache(Path(config.data.latents))
+    check_continuation(config, cache, checkpoint)
+    cache.class_names = cache.class_names[::-1]
+    with pytest.raises(ValueError, match=r"the classes were \['T-shirt/top'.*--accept-changes"):
+        check_continuation(config, cache, checkpoint)
 
 
 def test_another_share_of_dropped_labels_fits_the_weights_and_can_be_accepted(tiny_config, tmp_path):
