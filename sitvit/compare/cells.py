@@ -99,12 +99,12 @@ class Cell:
             return False
         old, new = {**self._before(), **found["settings"]}, self.settings
         changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
-        longer = False
+        goes_on = False  # to a later step
         if self.kind == "train":
-            longer = self.run.train.decay_steps == 0 and "train.num_steps" in changed
-            changed -= set(NOT_THE_RESULT[1:]) | ({"train.num_steps"} if longer else set())
-        elif self.kind == "grid" and "evaluation.checkpoint" in changed:  # shows another step's images
-            longer = True
+            goes_on = self.run.train.decay_steps == 0 and "train.num_steps" in changed
+            changed -= set(NOT_THE_RESULT[1:]) | ({"train.num_steps"} if goes_on else set())
+        elif self.kind == "grid" and "evaluation.checkpoint" in changed:
+            goes_on = True
             changed -= {"evaluation.checkpoint", "evaluation.out"}
         if changed:
             told = [f"{key} was {old.get(key)}, now {new.get(key)}" for key in sorted(changed)]
@@ -112,7 +112,7 @@ class Cell:
                 f"{self.name} was begun with other settings: {'; '.join(told)}. Choose another `out`, or the "
                 "old values"
             )
-        return found["done"] and not longer
+        return found["done"] and not goes_on
 
     def _has_left(self, done: bool) -> bool:
         """Whether there is what binds the cell to its settings: a result, of a training any checkpoint."""

@@ -15,6 +15,7 @@ from ..data.latents import LatentCache
 from ..data.sources import open_images
 from ..eval.features import find_extractor
 from ..eval.settings import EvaluationConfig
+from ..train.ema import constant_name
 from .budget import budget
 from .cells import Cell
 
@@ -55,7 +56,7 @@ def _check_weights(cell: Cell, wanted: str | None) -> None:
     train = cell.run.train
     if wanted is None or train.ema_widths:  # what a width is called is the checkpoint's own matter
         return
-    known = ["model", *(f"ema_{decay}" for decay in train.ema_decays)]
+    known = ["model", *map(constant_name, train.ema_decays)]
     if wanted not in known and not (wanted == DEFAULT_AVERAGE and len(train.ema_decays) == 1):
         raise ValueError(f"{cell.name}: weights {wanted!r} will not be there; {cell.arm.name} has {known}")
 

@@ -50,7 +50,7 @@ def trajectory(job: Job, num_frames: int) -> np.ndarray:
     end = job.latents(batch, keep)
     kept = [states[index] for index in evenly(len(states), num_frames)[:-1]]
     frames = [pixels_to_images(job.decode(state)) for state in kept]
-    last = pixels_to_images(job.decode(end))[:count]  # decoded with its batch mates, as the job does
+    last = pixels_to_images(job.decode(end))[:count]  # decoded with those that were sampled with it
     return torch.stack([frame.cpu() for frame in (*frames, last)]).numpy()
 
 

@@ -43,8 +43,13 @@ class Ema:
 
 def averages(module: nn.Module, decays: Sequence[float], widths: Sequence[float]) -> dict[str, Ema]:
     """An average `ema_DECAY` for each decay and `power_WIDTH` for each relative width, by name."""
-    constant = {f"ema_{decay}": Ema(module, constant_decay(decay)) for decay in decays}
+    constant = {constant_name(decay): Ema(module, constant_decay(decay)) for decay in decays}
     return constant | {power_name(width): Ema(module, power_decay(exponent(width))) for width in widths}
+
+
+def constant_name(decay: float) -> str:
+    """What the average of constant decay `decay` is called in checkpoints."""
+    return f"ema_{decay}"
 
 
 def power_name(width: float) -> str:

@@ -17,9 +17,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from torch import Tensor, nn
 
+from .. import runtime
 from ..data.stream import TrainingBatch
 from ..flow.times import TimeDistribution
 from .sharding import whole
@@ -94,7 +94,7 @@ def nonfinite_samples(
     """
     bad = (~losses.isfinite()).nonzero().flatten().tolist()
     mine = [f"image {ids[i]} at t = {times[i]:.4g} on process {handle.process_index}" for i in bad]
-    found = gather_object(mine)
+    found = runtime.gathered(mine)
     if not found:
         return "each sample's loss is finite, the gradient is not"
     return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")

@@ -1,11 +1,9 @@
 """The bench of training: what it says of a folder that is to be the yardstick."""
 
-import time
-
 import pytest
 import torch
 
-from sitvit.bench.train import bench_train, seconds_of_data
+from sitvit.bench.train import NUM_DRAWS, bench_train, seconds_of_data
 from sitvit.data.stream import TrainingStream
 
 
@@ -28,13 +26,14 @@ def test_a_folder_that_is_no_checkout_of_sit_is_told_before_any_network_is_made(
 
 
 def test_the_wait_for_data_is_a_batchs_way_from_the_cache_to_the_device(monkeypatch):
-    """Of 20 draws that take 0.05 s more each, the median takes so much more."""
-    quick = seconds_of_data(4, torch.device("cpu"))
-    draw = TrainingStream.batch
+    """By a clock that goes on by half a second at each batch that is drawn, and at nothing else."""
+    clock, draw = [0.0], TrainingStream.batch
 
-    def slow(*args):
-        time.sleep(0.05)
+    def drawn(*args):
+        clock[0] += 0.5
         return draw(*args)
 
-    monkeypatch.setattr(TrainingStream, "batch", slow)
-    assert 0 < quick < 0.05 < seconds_of_data(4, torch.device("cpu"))
+    monkeypatch.setattr(TrainingStream, "batch", drawn)
+    monkeypatch.setattr("sitvit.bench.train.time.perf_counter", lambda: clock[0])
+    assert seconds_of_data(4, torch.device("cpu")) == 0.5
+    assert clock == [0.5 * NUM_DRAWS]
