@@ -85,6 +85,8 @@ class _RmsModulate(torch.autograd.Function):
         ctx.dtypes = x.dtype, shift.dtype, factor.dtype
         n, factor = values * r, wide(factor).unsqueeze(1)
         shift = shift.unsqueeze(1)
+        if not any(ctx.needs_input_grad):  # n is not kept: the result takes its place
+            return torch.addcmul(wide(shift), n, factor, out=n).to(shift.dtype)
         ctx.save_for_backward(n.to(shift.dtype), r, factor, shift)
         ctx.can_remake = n.dtype == shift.dtype  # else n was rounded, and the result would be another one
         return torch.addcmul(wide(shift), n, factor).to(shift.dtype)
@@ -130,12 +132,13 @@ class _NormRotateHeads(torch.autograd.Function):
         grad_qkv, grad_weights = torch.empty_like(qkv), []
         grad_qkv[:, :, 2] = grads[2]
         for part, weight in enumerate((q_weight, k_weight)):
-            n, wide_weight = wide(qkv[:, :, part]) * r[:, :, part], wide(weight)
+            x, r_x, wide_weight = wide(qkv[:, :, part]), r[:, :, part], wide(weight)
             g = torch.view_as_real(_pairs(wide(grads[part])) * turn.conj()).flatten(-2)  # turned back
-            g_n = g * n
-            grad_weights.append(g_n.flatten(0, -2).sum(dim=0).to(weight.dtype))
-            along = (g_n @ (wide_weight / g.shape[-1])).unsqueeze(-1)  # mean(g weight n)
-            grad_qkv[:, :, part] = g.mul_(wide_weight).addcmul_(n, along, value=-1).mul_(r[:, :, part])
+            g_x = g * x
+            grad_weights.append((r_x.flatten() @ g_x.flatten(0, -2)).to(weight.dtype))
+            along = (g_x @ (wide_weight / g.shape[-1])).unsqueeze(-1).mul_(r_x)  # mean(g weight n)
+            g.mul_(wide_weight).mul_(r_x)
+            grad_qkv[:, :, part] = g.addcmul_(x, along.mul_(r_x).mul_(r_x), value=-1)
         return grad_qkv, *grad_weights, None, None
 
 

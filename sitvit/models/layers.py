@@ -52,7 +52,7 @@ NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {"layernorm": LayerN
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """adaLN: x (B, N, D) * (1 + scale) + shift, both (B, D)."""
-    return x * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
+    return _plus(x * (1 + scale.unsqueeze(1)), shift.unsqueeze(1))
 
 
 def modulated_norm(norm: nn.Module, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
@@ -189,7 +189,15 @@ class Block(nn.Module):
 
 def _add(x: Tensor, gate: Tensor | None, h: Tensor) -> Tensor:
     """x + gate h in the type of x; the product is in the type of h, as the matrices' results are."""
-    return x + (h if gate is None else gate.to(h.dtype) * h)
+    return x + h if gate is None else _plus(gate.to(h.dtype) * h, x)
+
+
+def _plus(product: Tensor, x: Tensor) -> Tensor:
+    """product + x, written over the product where that has the sum's type.
+
+    The bits are the same; on a CPU the pages of one more (B, N, D) cost as much as the addition.
+    """
+    return product.add_(x) if product.dtype == x.dtype else product + x
 
 
 class PatchEmbed(nn.Module):
