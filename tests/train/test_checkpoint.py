@@ -60,6 +60,17 @@ def test_a_kill_at_any_moment_of_saving_costs_no_finished_checkpoint(tmp_path, r
     subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=300)
 
 
+def test_what_a_killed_save_left_is_gone_before_the_next_one_needs_its_space(tmp_path, monkeypatch):
+    left = tmp_path / "checkpoints" / ".step_0000001.1.partial"
+    left.mkdir(parents=True)
+    (left / "half").write_bytes(b"half")
+    monkeypatch.setattr(
+        checkpoint, "save_file", lambda *_, **__: pytest.fail("too late") if left.exists() else None
+    )
+    save_steps(tmp_path, network(), 2, 2)
+    assert not left.exists()
+
+
 def test_a_file_size_limit_in_the_middle_of_a_save_leaves_the_one_before(tmp_path):
     save_steps(tmp_path, network(), 1, 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -102,6 +102,7 @@ def test_a_run_with_several_averages_is_exact_to_continue_and_its_snapshots_make
     between = [whole.tensors(f"power_{w}/{WEIGHTS}")["pos_embed"] for w in (0.05, 0.1)]
     assert torch.allclose(network.pos_embed, between[0], atol=1e-6)  # it never moves: the sum is one
     assert reconstruct(tmp_path / "whole", 0.05, 6, tmp_path / "same").is_dir()
+    assert "6 snapshots" in capsys.readouterr().out  # those after the step are no part of it
     same = find_checkpoint(str(tmp_path / "same")).tensors(f"power_0.05/{WEIGHTS}")
     kept = snapshots(tmp_path / "whole")[2].tensors(f"power_0.05/{WEIGHTS}")
     assert all(torch.allclose(same[key], kept[key], atol=1e-6) for key in same)

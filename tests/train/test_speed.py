@@ -2,11 +2,14 @@
 
 import re
 import time
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 
 from sitvit.data.stream import TrainingStream
+from sitvit.models.presets import preset
+from sitvit.models.shapes import SiTShape
 from sitvit.train import speed
 from sitvit.train.checkpoint import latest_checkpoint
 from sitvit.train.loop import train
@@ -46,6 +49,17 @@ def test_images_a_second_and_the_share_outside_of_the_steps_are_of_the_time_sinc
     assert row["images_per_second"] == pytest.approx(8 / 2, abs=0.1)
     assert row["outside_step"] == 0.25
     assert progress_text(row).startswith("loss 1.0000, lr 1.0e-04, grad 2, 4 img/s")
+
+
+def test_mfu_is_the_training_flops_of_all_images_over_the_peak_of_all_gpus(monkeypatch):
+    monkeypatch.setattr(speed.torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    handle = SimpleNamespace(device=speed.torch.device("cuda"), num_processes=8)
+    settings = SimpleNamespace(precision="bf16")
+    model = SimpleNamespace(config=asdict(SiTShape(**preset("SiT-XL/2"), input_size=32)))
+    run = SimpleNamespace(handle=handle, settings=settings, model=model)
+    # Three times a forward pass of 118.6 G multiply-adds of two FLOPs; 989 TFLOP/s a GPU.
+    expected = 1000 * 3 * 2 * 118.6e9 / (8 * 989e12)
+    assert speed._mfu(run, rate=1000) == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_time_that_went_to_the_data_is_told_at_the_end(tiny_config, monkeypatch, capsys):

@@ -56,6 +56,12 @@ def test_a_continued_run_looks_back_on_its_record(tmp_path):
     assert follow(tmp_path, [3.0, 1.0], first=21) == [21]
 
 
+def test_steps_that_are_done_again_are_not_looked_back_on(tmp_path):
+    rows = "".join(f'{{"step": {step}, "loss": {1.0 if step <= 20 else 9.0}}}\n' for step in range(1, 61))
+    (tmp_path / "metrics.jsonl").write_text(rows)
+    assert follow(tmp_path, [3.0], first=21) == [21]
+
+
 def test_watching_for_spikes_changes_no_bit_of_the_run(tiny_config, tmp_path):
     train(tiny_config("plain"))
     train(tiny_config("watched"), hooks=[LossSpikes()])

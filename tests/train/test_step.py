@@ -36,7 +36,7 @@ def opened(name="SiT-ViT5-S/2"):
     return model
 
 
-def one_step(cache, micro=None, lr=1e-2, objective=None, times=None, model=None, batch=None):
+def one_step(cache, micro=None, lr=1e-2, objective=None, times=None, model=None, batch=None, clip=0.5):
     model = opened() if model is None else model
     batch = TrainingStream(cache, 0, 8, False, 0.1, 10).batch(0, range(8)) if batch is None else batch
     optimizer = make_optimizer(model, 1.0, (0.9, 0.99), 0.01)
@@ -44,7 +44,7 @@ def one_step(cache, micro=None, lr=1e-2, objective=None, times=None, model=None,
     wrapped, _ = handle.prepare(model, optimizer)
     objective = objective or Objective(find_path("linear"))
     times = times or TimeDistribution()
-    figures, _ = training_step(handle, wrapped, optimizer, batch, objective, times, lr, 0.5, micro)
+    figures, _ = training_step(handle, wrapped, optimizer, batch, objective, times, lr, clip, micro)
     return model, optimizer, Figures(*figures.tolist())
 
 
@@ -72,6 +72,15 @@ def test_a_run_in_parts_logs_per_optimizer_step_what_the_whole_batch_logs(tiny_c
 def test_parts_that_do_not_divide_the_share_are_refused(tiny_config):
     with pytest.raises(ValueError, match="micro_batch_size must be null or a number that divides"):
         tiny_config("run", "train.micro_batch_size=3")
+
+
+@pytest.mark.parametrize("clip", [None, 0.01, 1.0, 1e6])
+def test_the_gradient_is_cut_to_the_limit_and_without_one_never(cache, clip):
+    _, optimizer, figures = one_step(cache, clip=clip)
+    moments = torch.cat([state["exp_avg"].flatten() for state in optimizer.state.values()])
+    assert figures.grad_norm > 1
+    # The first moment is a tenth of the gradient; clipping adds 1e-6 to its norm.
+    assert moments.norm() / 0.1 == pytest.approx(min(clip or math.inf, figures.grad_norm), rel=1e-4)
 
 
 def test_a_step_that_is_not_finite_changes_neither_weights_nor_moments(cache):
@@ -128,7 +137,7 @@ def test_matrices_decay_and_norms_biases_gammas_and_embeddings_do_not():
     spared = {"y_embedder.embedding_table.weight", "pos_embed", "reg_token", "x_embedder.proj.bias"}
     assert spared <= set(names[decayed:])
     assert not any("norm" in name or "gamma" in name for name in names[:decayed])
-    assert "blocks.0.attn.qkv.weight" in names[:decayed]
+    assert {"blocks.0.attn.qkv.weight", "x_embedder.proj.weight"} <= set(names[:decayed])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Trackers get every row, and nothing that goes wrong with one stops, delays or changes training."""
 
+import shutil
 import sys
 import threading
 import time
@@ -123,6 +124,18 @@ def test_tensorboard_has_the_losses_of_the_record(tiny_config, tmp_path):
     assert [event.step for event in events] == [row["step"] for row in rows]
     # Events are float32.
     assert [event.value for event in events] == pytest.approx([row["loss"] for row in rows], rel=1e-6)
+
+
+def test_tensorboard_shows_a_step_that_is_done_again_once(tiny_config, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    settings = ("train.trackers=[tensorboard]", "train.save_every=3")
+    train(tiny_config("run", *settings))
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_0000006")
+    train(tiny_config("run", *settings))
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload().Scalars("train/loss")
+    assert [event.step for event in events] == [2, 4, 6]
 
 
 def test_no_tracker_is_a_choice_and_an_unknown_one_is_refused(tiny_config, tmp_path):

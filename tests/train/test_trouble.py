@@ -208,6 +208,20 @@ def test_what_fails_beside_training_ends_the_run_and_costs_no_step(tiny_config, 
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+def test_a_step_that_is_saved_is_not_written_again_where_the_run_ends_by_an_error(
+    tiny_config, tmp_path, capsys
+):
+    def look(trainer, row):
+        if trainer.step == 5:
+            trainer.save()
+            trainer.rescue()
+
+    train(tiny_config("run"), hooks=[look])
+    assert "is saved before" not in capsys.readouterr().out
+    folders = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
+    assert not [name for name in folders if "damaged" in name]
+
+
 def test_a_rate_that_blows_the_network_up_stops_before_a_weight_is_not_finite(tiny_config, tmp_path):
     blown = ["train.lr=1e30", "train.warmup_steps=0", "train.save_every=1", "train.num_steps=20"]
     with pytest.raises(ValueError, match=r"training stopped: loss .* at step \d+: image"):
