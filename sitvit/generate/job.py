@@ -243,7 +243,7 @@ def bind(
 
     def computed(x: Tensor, t: Tensor) -> Tensor:
         with torch.autocast(x.device.type, dtype=dtype, enabled=dtype != torch.float32):
-            return guided(x, t).float()
+            return guided(x, t)
 
     if sampler.takes_noise:
         return computed

@@ -70,11 +70,12 @@ class Trained:
         return {"weights": self.weights, "weights_sha256": self.weights_sha256}
 
     def over_time(self) -> ConditionalVelocity:
-        """The network as a function of (x, t, labels) with t in [0, 1]; times stay in float32."""
+        """The network as a function of (x, t, labels) with t in [0, 1]; times and results are not rounded to
+        the type of its weights."""
         network: Any = self.network
 
         def typed(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-            return network(x.to(network.dtype), t, labels)  # type: ignore[no-any-return]
+            return network(x.to(network.dtype), t, labels).to(x.dtype)  # type: ignore[no-any-return]
 
         return over_time(typed) if self.is_discrete else typed
 

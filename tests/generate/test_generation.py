@@ -20,7 +20,9 @@ from sitvit.generate.generation import generate
 from sitvit.generate.job import Job
 from sitvit.generate.samples import Samples
 from sitvit.generate.trained import of_checkpoint
+from sitvit.generate.trajectory import trajectory
 from sitvit.train.checkpoint import find_checkpoint
+from sitvit.train.loop import train
 
 NAMES = ["cat", "dog", "10"]
 
@@ -76,6 +78,39 @@ def test_steps_too_few_for_a_diffusion_are_said_before_the_first_image(checkpoin
     assert not capsys.readouterr().out
     with pytest.raises(ValueError, match="diffusion SBDM .* num_steps 2 .* num_steps 25 would do"):
         job(checkpoint, Sde(num_steps=2, diffusion="SBDM"))
+
+
+def test_a_batch_is_no_larger_than_the_images_and_made_of_whole_blocks(checkpoint):
+    def batch_size(num_images, asked, method):
+        sampler = AdaptiveOde(method)
+        return Job(
+            of_checkpoint(checkpoint), num_images, "balanced", 0, sampler, Guidance(), asked
+        ).batch_size
+
+    assert [batch_size(*case, "dopri5") for case in ((3, 64), (64, 3), (3, 3))] == [3, 3, 3]
+    assert [batch_size(*case, "dopri5_per_image") for case in ((3, 64), (64, 3), (64, 12))] == [8, 8, 16]
+
+
+def test_a_network_that_knows_no_class_unknown_is_sampled_unguided(run, tiny_config, tmp_path):
+    train(tiny_config("all-classes", "model.class_dropout_prob=0"))
+    at = find_checkpoint(str(tmp_path / "all-classes"))
+    assert len(pictures(run(at=at, guidance=Guidance()))) == 10
+    with pytest.raises(ValueError, match="no null label .*cannot be guided"):
+        run("guided", at=at)
+
+
+def test_guidance_of_a_bfloat16_network_is_computed_in_float32(checkpoint):
+    trained = of_checkpoint(checkpoint)
+    network = trained.network.to(torch.bfloat16)
+    labels, x, t = torch.tensor([1, 2]), torch.randn(2, 4, 8, 8), torch.full((2,), 0.3)
+    velocity = job_module.bind(trained, FixedOde("heun", 3), Guidance(1.5), labels, network.null_label)
+    with torch.no_grad():
+        found = velocity(x, t)
+        both = network(torch.cat([x, x]).bfloat16(), torch.cat([t, t]), torch.cat([labels, labels * 0 + 10]))
+    assert both.dtype == torch.bfloat16
+    wanted, null = both.float().chunk(2)
+    # A rounding of a bfloat16 anywhere would be 4e-3.
+    assert torch.allclose(found, null + 1.5 * (wanted - null), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["dopri5", "dopri5_per_image"])
@@ -269,6 +304,14 @@ def test_a_network_is_sampled_as_what_it_was_trained_to_predict(run, checkpoint,
 def test_published_channels_are_those_of_a_latent_of_four(run):
     base, published = pixels(run("all")), pixels(run("three", guidance=Guidance(1.5, channels=3)))
     assert (base != published).any()
+
+
+def test_a_trajectory_begins_with_the_noise_that_the_image_comes_of(checkpoint):
+    made = job(checkpoint, FixedOde("heun", 3))
+    frames = trajectory(made, 25)
+    assert len(frames) == 4
+    decoded = torch.from_numpy(frames[0]) / 127.5 - 1
+    assert torch.allclose(decoded, made.decode(noise_of(range(2))).clamp(-1, 1).movedim(1, -1), atol=1 / 127)
 
 
 def test_a_finished_folder_is_left_alone(run, monkeypatch, capsys):
