@@ -193,11 +193,11 @@ def _add(x: Tensor, gate: Tensor | None, h: Tensor) -> Tensor:
 
 
 def _plus(product: Tensor, x: Tensor) -> Tensor:
-    """product + x, written over the product where that has the sum's type.
+    """product + x in their common type, written over the product.
 
     The bits are the same; on a CPU the pages of one more (B, N, D) cost as much as the addition.
     """
-    return product.add_(x) if product.dtype == x.dtype else product + x
+    return product.to(torch.promote_types(product.dtype, x.dtype)).add_(x)
 
 
 class PatchEmbed(nn.Module):
