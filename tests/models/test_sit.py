@@ -380,3 +380,13 @@ def test_a_model_cast_to_bfloat16_keeps_its_rotation_exact():
     model.to(torch.bfloat16)
     assert model.blocks[0].mlp.fc1.weight.dtype == torch.bfloat16
     assert torch.equal(model.rotation.table, table)
+
+
+def test_the_rotation_of_another_grid_moves_with_the_model():
+    model = randomized()
+    grid = (3, 5)
+    table = model.rotation(grid)
+    model.to("meta")
+    assert model.rotation(grid).device.type == "meta"
+    model.to_empty(device="cpu")
+    assert torch.equal(model.rotation(grid), table)
