@@ -16,7 +16,7 @@ def compare(arguments: list[str]) -> None:
     parser.add_argument("--cell", metavar="NAME", help="do this one, by name or number of --list")
     parser.add_argument("--dry-run", action="store_true", help="say what it would take, and make nothing")
     parser.add_argument("--report", action="store_true", help="only write the report of what is there")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     from ..compare.cells import cells_of
     from ..compare.settings import ComparisonConfig
     from ..config import load_config

@@ -74,7 +74,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """Add --config FILE and key=value."""
+    """Add --config FILE and key=value; `parse_intermixed_args` takes these before and after options."""
     parser.add_argument("--config", type=Path, required=True, help="an experiment file of configs/")
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="override a value, as train.lr=1e-4"

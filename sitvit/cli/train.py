@@ -33,7 +33,7 @@ def train_sit(arguments: list[str]) -> None:
         help="auto (default): from the run's newest whole checkpoint, if it has one; none: only a new run; "
         "PATH: from that checkpoint",
     )
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     from ..config import Config, dump_config, load_config
 
     runtime.check_launcher()
@@ -84,7 +84,7 @@ def train_autoencoder(arguments: list[str]) -> None:
     """Train the small autoencoder of the demo."""
     parser = make_parser("Train a small AutoencoderKL from scratch, as the embedded one was.")
     add_config(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     from ..config import AutoencoderConfig, load_config
 
     config = load_config(options.config, options.overrides, AutoencoderConfig)
@@ -97,7 +97,7 @@ def train_classifier(arguments: list[str]) -> None:
     """Train the small classifier of the demo."""
     parser = make_parser("Train the classifier in whose features FD-fashion is measured.")
     add_config(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     from ..config import ClassifierConfig, load_config
 
     config = load_config(options.config, options.overrides, ClassifierConfig)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from sitvit import cli
 from sitvit.config import Config, dump_config, load_config
 from sitvit.models.sit import SiT
 from sitvit.train.checkpoint import find_checkpoint
@@ -119,6 +120,14 @@ def test_the_printed_configuration_is_an_experiment_file_of_the_same_run(tmp_pat
     again = load_config(tmp_path / "again.yaml", [], Config)
     assert dump_config(again) == dump_config(load_config(path, ["run=001"], Config))
     assert again.run == "001"
+
+
+def test_overrides_stand_before_and_after_options(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    file = str(ROOT / "configs" / "sit_s.yaml")
+    cli.train_sit(["run=one", "--config", file, "train.seed=1", "--print-config", "train.lr=3e-4"])
+    told = capsys.readouterr().out
+    assert all(line in told for line in ("run: one", "seed: 1", "lr: 0.0003"))
 
 
 def test_a_batch_that_the_processes_cannot_share_is_told_with_all_other_mistakes(tmp_path, monkeypatch):
