@@ -183,23 +183,18 @@ def _known_types(schema: type, prefix: str = "") -> dict[str, str]:
 def _set(values: Any, types: dict[str, str], key: str, value: Any) -> str | None:
     """Put `value` at the dotted `key`; a sentence where it does not fit."""
     if key not in types:
-        below = [known for known in types if known.startswith(key + ".")]
-        if below:
-            return f"{key} needs keys below it, such as {below[0]}"
-        same_name = [known for known in types if known.rpartition(".")[2] == key]
-        near = same_name or difflib.get_close_matches(key, types, n=1, cutoff=0.75)
-        if near:
-            return f"there is no key {key!r}; did you mean {near[0]}?"
-        part = key.partition(".")[0]
-        in_part = [known for known in types if known.startswith(part + ".")] or list(types)
-        return f"there is no key {key!r}; known are {', '.join(in_part)}"
+        return _unknown(types, key)
     wanted = types[key]
     if wanted == "str" and not isinstance(value, str):
         return f"{key} must be text, got {value!r}; put text in quotes"
-    # OmegaConf turns 2.0 into 2 and True into 1; a person who types these means something else.
+    if wanted.startswith("str") and isinstance(value, str) and not value.strip():
+        return f"{key} must not be empty"  # an empty folder name would be the current folder
+    # OmegaConf turns 2.0 into 2, True into 1 and 2 into True; a person who types these means something else.
     nothing = value is None and wanted.endswith("None")
-    fits = not (wanted.startswith("int") and not (_is_int(value) or nothing)) and not (
-        wanted.startswith("float") and isinstance(value, bool)
+    fits = not (
+        (wanted.startswith("int") and not (_is_int(value) or nothing))
+        or (wanted.startswith("float") and isinstance(value, bool))
+        or (wanted.startswith("bool") and not (isinstance(value, bool) or nothing))
     )
     try:
         if fits:
@@ -207,7 +202,26 @@ def _set(values: Any, types: dict[str, str], key: str, value: Any) -> str | None
             return None
     except OmegaConfBaseException:
         pass
-    return f"{key} must be of type {wanted.replace(' | None', ' or null')}, got {value!r}"
+    advice = '; write it as ["one", "two"]' if wanted.startswith("list[str]") else ""
+    return f"{key} must be of type {wanted.replace(' | None', ' or null')}, got {value!r}{advice}"
+
+
+def _unknown(types: dict[str, str], key: str) -> str:
+    """What a key that is not there may have been meant to be."""
+    below = [known for known in types if known.startswith(key + ".")]
+    if below:
+        return f"{key} needs keys below it, such as {below[0]}"
+    name, names = key.rpartition(".")[2], {known: known.rpartition(".")[2] for known in types}
+    near = (
+        [known for known in types if names[known] == name]
+        or difflib.get_close_matches(key, types, n=1, cutoff=0.75)
+        or [known for known in types if names[known].startswith(f"{name}_")]
+    )
+    if near:
+        return f"there is no key {key!r}; did you mean {near[0]}?"
+    part = key.partition(".")[0]
+    in_part = [known for known in types if known.startswith(part + ".")] or list(types)
+    return f"there is no key {key!r}; known are {', '.join(in_part)}"
 
 
 def _is_int(value: Any) -> bool:
