@@ -17,7 +17,7 @@ from .. import runtime
 from ..models.convert import init_from, load_model
 from ..models.positions import resample_table
 from ..models.vit5 import ViT5
-from .checkpoint import RECORD, find_checkpoint
+from .checkpoint import RECORD, find_checkpoint, open_checkpoint
 
 LABELS = "y_embedder.embedding_table.weight"
 POSITIONS = "pos_embed"
@@ -26,7 +26,8 @@ POSITIONS = "pos_embed"
 def start_from(model: Any, path: Path, class_names: Sequence[str]) -> None:
     """Put the weights at `path` into `model`, whose classes are `class_names`, and say what was taken.
 
-    `path` is a run or checkpoint (its average is taken), a model folder or file, or a ViT-5 classifier.
+    `path` is a run or checkpoint (its average is taken), one of a checkpoint's networks, a model folder or
+    file, or a ViT-5 classifier.
 
     Raises:
         ValueError: nothing loadable there, or another architecture, naming what does not fit.
@@ -34,11 +35,19 @@ def start_from(model: Any, path: Path, class_names: Sequence[str]) -> None:
     names: Sequence[str] | None = None
     if (path / "checkpoints").is_dir() or (path / RECORD).is_file():
         checkpoint = find_checkpoint(str(path))
-        which = checkpoint.weights_name("ema")
-        source, names = checkpoint.load_network(which), checkpoint.class_names
-        which = f"{checkpoint.folder} ({which})"
+        averages = [name for name in checkpoint.networks if name != "model"]
+        if len(averages) > 1:
+            named = ", ".join(str(checkpoint.folder / name) for name in averages)
+            raise ValueError(f"train.init_from: {path} has several averages; name one: {named}")
+        source, which = checkpoint.load_network(averages[0]), f"{checkpoint.folder} ({averages[0]})"
+        names = checkpoint.class_names
+    elif (path.parent / RECORD).is_file():  # a network of a checkpoint, which has its classes
+        checkpoint = open_checkpoint(path.parent)
+        source, which = checkpoint.load_network(checkpoint.weights_name(path.name)), str(path)
+        names = checkpoint.class_names
     else:
-        source, which = load_model(path)
+        source, told = load_model(path)
+        which = f"{path} ({told})"
     if isinstance(source, ViT5):
         _start_from_classifier(model, source, which)
     else:
@@ -88,11 +97,12 @@ def _label_rows(
     else:
         labels = {name: label for label, name in enumerate(names)}
         pairs = [(new, labels[name]) for new, name in enumerate(class_names) if name in labels]
+    how = "by number" if names is None else "by name"
     for new, old in pairs:
         rows[new] = given[old]
     if model.has_null and source.has_null:
         rows[model.null_label] = given[source.null_label]
-    return f"{len(pairs)} of {model.num_classes} classes have their label rows, the rest are fresh"
+    return f"{len(pairs)} of {model.num_classes} classes have their label rows, {how}; the rest are fresh"
 
 
 def _start_from_classifier(model: Any, classifier: ViT5, which: str) -> None:

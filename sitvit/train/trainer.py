@@ -235,7 +235,7 @@ class Trainer:
         if settings.on_nonfinite == "stop":
             raise ValueError(f"training stopped: {what}. The weights are those before it; {last}")
         if count > settings.max_nonfinite:
-            raise ValueError(f"training stopped: {what}; that is more than train.max_nonfinite times. {last}")
+            raise ValueError(f"training stopped: {what}; that is more than train.max_nonfinite times; {last}")
         if settings.on_nonfinite == "rollback" and saved is None:
             raise ValueError(f"training stopped: {what}; there is no checkpoint to go back to")
         if settings.on_nonfinite == "skip":

@@ -26,7 +26,19 @@ def test_label_rows_go_to_their_class_by_name_and_the_rest_stay_fresh(trained_ru
     assert torch.equal(rows[3], given[10])  # null to null
     others = [name for name in average if name != LABELS]
     assert all(torch.equal(model.state_dict()[name], average[name]) for name in others)
-    assert "2 of 3 classes have their label rows" in capsys.readouterr().out
+    assert "2 of 3 classes have their label rows, by name" in capsys.readouterr().out
+
+
+def test_of_several_averages_the_one_that_is_named_is_taken_with_its_classes(tiny_config, tmp_path, capsys):
+    train(tiny_config("run", "train.ema_decays=[0.9,0.5]"))
+    source, model = find_checkpoint(str(tmp_path / "run")), SiT(**SMALL, input_size=8, num_classes=1)
+    with pytest.raises(ValueError, match=r"name one: .*step_0000006/ema_0\.5, .*step_0000006/ema_0\.9"):
+        start_from(model, tmp_path / "run", ["Bag"])
+    for name in ("model", "ema_0.5"):
+        start_from(model, source.folder / name, ["Bag"])
+        rows, given = (each.state_dict()[LABELS] for each in (model, source.load_network(name)))
+        assert torch.equal(rows[0], given[source.class_names.index("Bag")])
+        assert f"{source.folder / name}: 1 of 1 classes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("positions", ["sincos", "learned"])
