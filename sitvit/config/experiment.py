@@ -294,7 +294,9 @@ class Config:
             return []
         lower = size // unit * unit
         parts = "" if micro is None else f" in parts of train.micro_batch_size {micro}"
+        nearest = (
+            f"nearest that can are {lower} and {lower + unit}" if lower else f"smallest that can is {unit}"
+        )
         return [
-            f"train.batch_size {size} cannot be split over {num_processes} processes{parts}; the nearest "
-            f"that can are {max(lower, unit)} and {lower + unit}"
+            f"train.batch_size {size} cannot be split over {num_processes} processes{parts}; the {nearest}"
         ]

@@ -143,11 +143,21 @@ def test_a_batch_that_the_processes_cannot_share_is_told_with_all_other_mistakes
         assert words in str(caught.value)
 
 
+def test_a_batch_that_splits_over_processes_but_not_into_their_parts_is_told():
+    path, overrides = ROOT / "configs" / "sit_s.yaml", ["train.micro_batch_size=64"]
+    assert load_config(path, overrides, Config, num_processes=4).train.micro_batch_size == 64
+    with pytest.raises(
+        ValueError, match=r"over 8 processes in parts of .* 64; the smallest that can is 512$"
+    ):
+        load_config(path, overrides, Config, num_processes=8)
+
+
 def test_the_memory_of_a_plan_follows_averages_checkpointing_and_sharding(monkeypatch):
     def held(*overrides):
         return plan(load_config(ROOT / "configs" / "sit_vit5_xl.yaml", list(overrides), Config), 8)
 
     plain, lean = held().memory, held("train.gradient_checkpointing=true").memory
+    assert plain == held("train.micro_batch_size=32").memory  # 256 images over 8 processes
     assert lean.activations < 0.15 * plain.activations  # 28 inputs of 4 D bytes, and one block
     assert held("train.ema_decays=[0.99,0.999]", "train.ema_widths=[0.1]").memory.ema == 3 * plain.ema
     assert "trained at most 674,792,656 (all but train.freeze" in held("train.freeze=[blocks.*]").text()
