@@ -90,6 +90,8 @@ def resolve_labels(words: list[str], class_names: list[str]) -> str | list[int]:
                 runtime.say(f"{word} is the name of class {labels[-1]}: that class is meant")
         elif word.removeprefix("-").isdecimal():
             labels.append(int(word))
+        elif word in LABEL_RULES:
+            raise ValueError(f"{word} is a rule for all images; it stands alone, or leave it out")
         else:
             near = difflib.get_close_matches(word, known, n=3, cutoff=0.4) or class_names[:5]
             raise ValueError(f"there is no class {word!r}; did you mean {' or '.join(near)}?")

@@ -287,7 +287,7 @@ def latent_shape(trained: Trained, image_size: tuple[int, int]) -> tuple[int, in
     """(C, h, w) of images of that size; ValueError naming the nearest that autoencoder and patches allow."""
     factor, patch = trained.autoencoder.downsampling, trained.network.patch_size
     for side, length in zip(("height", "width"), image_size, strict=True):
-        check_multiple(f"image {side}", length, factor * patch, f"autoencoder {factor} x patch {patch} =")
+        check_multiple(f"image {side}", length, factor * patch, f"autoencoder {factor} x patch {patch} = ")
     return trained.network.in_channels, image_size[0] // factor, image_size[1] // factor
 
 

@@ -67,7 +67,8 @@ def test_autoguidance_leads_away_from_another_step(make, trained_run):
         (["--seeds", "0-3", "--seed", "1"], "leave out --seed"),
         (["--sampler", "dit"], "is a SiT, which ddpm2 cannot sample"),
         (["--sampler", "ditt"], "no sampler is called 'ditt'"),
-        (["--image-size", "30"], "nearest legal values are 24 and 32"),
+        (["--image-size", "30"], "autoencoder 4 x patch 2 = 8; the nearest legal values are 24 and 32"),
+        (["--labels", "balanced", "3"], "balanced is a rule for all images; it stands alone"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_is_made(make, options, words, tmp_path):
