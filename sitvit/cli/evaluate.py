@@ -29,6 +29,11 @@ ADM_FILES = {
 }
 """What the published numbers of a self-check are of."""
 OF_A_CHECKPOINT = ("sampling_batch_size", "keep_samples")
+UNREAD = {
+    "self_check": ("make_reference", "sweep", "preset", "metrics", "features", "distances"),
+    "make_reference": ("sweep", "samples", "checkpoint", "metrics", "distances", "out"),
+}
+"""What would be left aside beside an option, so it is refused."""
 
 
 def evaluate(arguments: list[str]) -> None:
@@ -63,8 +68,6 @@ def evaluate(arguments: list[str]) -> None:
     add_sampling(parser, EvaluationConfig)
     options = parser.parse_args(arguments)
     config = _settings(options)
-    if options.self_check and options.sweep:
-        raise ValueError("--self-check and --sweep do not go together")
     if options.make_reference:
         from ..eval.evaluate import make_reference
 
@@ -81,19 +84,20 @@ def _settings(options: argparse.Namespace) -> EvaluationConfig:
     """The preset's settings, with what was typed in their place."""
     from ..config import load_config
 
+    _check_unread(options)
     sampling = typed_sampling(options)
     given = {name: getattr(options, name) for name in (*OPTIONS, "metrics")}
     typed = {name: value for name, value in given.items() if value is not None} | sampling
     if options.self_check:
         if not options.samples or not options.reference:
             raise ValueError(f"--self-check measures ADM's own files: {ADM_FILES[options.self_check]}")
-        typed = {"distances": "adm", **typed, "features": "inception"}
+        typed["features"] = "inception"  # and float32 distances, of which the published recall is
     if options.make_reference:
         if not options.reference:
             raise ValueError("--make-reference needs the images: --reference IMAGES")
         if len(sampling.pop("image_size", [0])) > 1:
             raise ValueError("--make-reference crops to a square: --image-size takes one side")
-        typed.setdefault("samples", options.reference)
+        typed["samples"] = options.reference
     idle = [name for name in (*sampling, *OF_A_CHECKPOINT) if name in typed]
     if "samples" in typed and idle:
         raise ValueError(
@@ -111,6 +115,14 @@ def _settings(options: argparse.Namespace) -> EvaluationConfig:
             f"{config.samples} were made is up to them"
         )
     return config
+
+
+def _check_unread(options: argparse.Namespace) -> None:
+    """ValueError where an option is given that another one leaves aside."""
+    for name, others in UNREAD.items():
+        given = [option(other) for other in others if getattr(options, other) is not None]
+        if getattr(options, name) is not None and given:
+            raise ValueError(f"{option(name)} takes nothing from {', '.join(given)}; leave out what is idle")
 
 
 def _evaluate_once(config: EvaluationConfig, self_check: str | None) -> None:

@@ -154,6 +154,35 @@ def test_a_self_check_without_adms_files_names_them():
         cli.evaluate(["--self-check", "256"])
 
 
+def test_a_self_check_measures_in_float32_as_the_published_recall_was(monkeypatch, capsys):
+    """That of the 128 batch, with 0.001 allowed; float16 distances move precision by more."""
+    asked = []
+
+    def published(config):
+        asked.append(config)
+        numbers = {"FID": 2.9733, "sFID": 5.0946, "IS": 141.477, "precision": 0.78042, "recall": 0.5906}
+        return numbers, "m.json"
+
+    monkeypatch.setattr("sitvit.eval.evaluate.evaluate", published)
+    cli.evaluate(["--self-check", "128", "--samples", "made.npz", "--reference", "of_128.npz"])
+    assert (asked[0].distances, asked[0].features, asked[0].metrics) == ("float32", "inception", None)
+    assert capsys.readouterr().out.count(": ok") == 5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--self-check", "256", "--metrics", "fid"],
+        ["--self-check", "256", "--features", "dinov2"],
+        ["--make-reference", "new.npz", "--sweep", "seed=0,1"],
+        ["--make-reference", "new.npz", "--out", "m.json"],
+    ],
+)
+def test_options_that_would_be_left_aside_are_refused(options):
+    with pytest.raises(ValueError, match=f"{options[0]} takes nothing from {options[2]}; leave out"):
+        cli.evaluate(["--reference", "real.npz", *options])
+
+
 def test_the_protocol_of_an_online_number_names_all_that_the_images_follow_from(config):
     _, path = evaluate(config)
     about = json.loads(path.read_text())["protocol"]["samples"]
