@@ -31,6 +31,9 @@ from .sources import (
     range_fingerprints,
 )
 
+DAMAGED = (zipfile.BadZipFile, ValueError, OSError, EOFError, zlib.error, struct.error, NotImplementedError)
+"""What a damaged zip or npz raises: Python's reader takes a wrong byte for a later version, say."""
+
 
 @dataclass(frozen=True)
 class Member:

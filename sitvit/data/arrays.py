@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .archives import Member, member_offset, zip_members
+from .archives import DAMAGED, Member, member_offset, zip_members
 
 KEYS = {"images": "arr_0", "labels": "arr_1"}
 
@@ -96,7 +96,7 @@ def _open(path: Path) -> dict[str, np.ndarray]:
                     raise ValueError(f"{key} holds objects, not numbers")
                 arrays[key] = np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
         return arrays
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError, AttributeError) as error:
+    except (*DAMAGED, AttributeError) as error:
         raise ValueError(f"{path} cannot be read as an npz file ({error})") from None
 
 

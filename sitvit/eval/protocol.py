@@ -52,7 +52,7 @@ def read_metrics(path: Path, protocol: Protocol) -> dict[str, float] | None:
     """
     if not path.exists():
         return None
-    found = runtime.read_json(path)
+    found = runtime.read_record(path, [])
     if found.get("format") != FORMAT or found.get("protocol") != asdict(protocol):
         raise ValueError(
             f"{path} holds the numbers of another measurement; choose another --out, or delete that file"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import __version__, runtime
+from ..data.archives import DAMAGED
 from ..data.demo import sha256_of_file
 from .extraction import Extracted
 from .features import FeatureExtractor
@@ -65,18 +66,32 @@ def read_statistics(path: Path, extractor: FeatureExtractor) -> tuple[dict[str, 
                     arrays[key] = file[key]
             if "provenance" in names:
                 about["provenance"] = json.loads(str(file["provenance"]))
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         raise ValueError(f"{path} is damaged ({error})") from None
     _check_network(path, about, extractor)
     widths = {"": extractor.num_features, "_s": extractor.num_spatial}
     for end, width in widths.items():
         if f"mu{end}" in arrays and width:
             _check_moments(path, arrays, end, width, extractor.name)
+    if "features" in arrays:
+        _check_features(path, arrays["features"], extractor)
     return arrays, about
 
 
+def _check_features(path: Path, features: np.ndarray, extractor: FeatureExtractor) -> None:
+    if features.ndim != 2 or features.shape[1] != extractor.num_features:
+        raise ValueError(
+            f"{path}: features are {features.shape}; {extractor.name} has (images, {extractor.num_features})"
+        )
+    if not np.issubdtype(features.dtype, np.floating) or not np.isfinite(features).all():
+        raise ValueError(f"{path} is damaged: features has values that are no finite numbers")
+
+
 def _check_network(path: Path, about: dict[str, Any], extractor: FeatureExtractor) -> None:
-    network = about.get("provenance", {}).get("features")
+    provenance = about.get("provenance", {})
+    if not isinstance(provenance, dict):
+        raise ValueError(f"{path} is damaged: its provenance is no JSON object")
+    network = provenance.get("features")
     if network is None:
         runtime.say(
             f"{path} does not say of which images and features it is; that it fits could be checked by its "
@@ -160,6 +175,6 @@ def _arrays(path: Path) -> list[str]:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except (zipfile.BadZipFile, OSError) as error:
+    except DAMAGED as error:
         raise ValueError(f"{path} cannot be read as an npz file ({error})") from None
     return [name.removesuffix(".npy") for name in names]

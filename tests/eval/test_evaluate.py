@@ -154,6 +154,9 @@ def test_numbers_of_another_measurement_are_not_overwritten(made, tmp_path):
     (made / "samples.json").write_text(json.dumps({**record, "seed": 9}))
     with pytest.raises(ValueError, match="another measurement"):
         evaluate(str(made), None, 8, out)
+    out.write_text("[1]")
+    with pytest.raises(ValueError, match="m.json is damaged: it holds no object"):
+        evaluate(str(made), None, 8, out)
 
 
 def test_unfinished_and_foreign_samples_are_refused(made):

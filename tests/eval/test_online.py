@@ -19,7 +19,7 @@ from sitvit.eval.extraction import extract
 from sitvit.eval.features import CallableFeatures, FashionFeatures, Features
 from sitvit.eval.manifold import precision_recall
 from sitvit.eval.metrics import Gaussian, frechet_distance, inception_score, kernel_distance
-from sitvit.eval.reference import manifold_rows
+from sitvit.eval.reference import is_statistics, manifold_rows, read_statistics
 from sitvit.eval.sets import ImageSet, open_set
 from sitvit.eval.settings import EvaluationConfig, preset_path, sweep_points
 from sitvit.eval.statistics import FeatureStatistics
@@ -463,6 +463,9 @@ def test_an_adm_reference_gives_its_statistics_and_its_images_features(tmp_path,
         ({"arr_0": np.zeros((30, 32, 32, 3), np.uint8)}, "samples have 20 x 20 pixels, but .* 32 x 32"),
         ({"arr_0": np.zeros((30, 20, 20, 3), np.float32)}, "needed is uint8"),
         ({"mu_s": np.zeros(2)}, "lacks mu_s or sigma_s"),
+        ({"features": np.zeros((30, 2), np.float32)}, r"features are \(30, 2\); brightness has "),
+        ({"features": np.full((30, 3), np.nan, np.float32)}, "features has values that are no finite"),
+        ({"provenance": np.array("[1]")}, "its provenance is no JSON object"),
     ],
 )
 def test_a_reference_that_does_not_fit_is_refused_by_name(tmp_path, changes, sentence):
@@ -487,6 +490,27 @@ def test_a_reference_of_other_features_size_or_kind_is_refused(tmp_path):
     text.write_text("mu sigma")
     with pytest.raises(ValueError, match=r"text.npz cannot be read as an npz file"):
         measured(tmp_path, str(text))
+
+
+def test_a_damaged_npz_is_read_or_refused_by_name_whichever_byte_is_wrong(tmp_path):
+    extractor, path = brightness(), tmp_path / "damaged.npz"
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3)).astype(np.uint8)
+    np.savez_compressed(tmp_path / "moments.npz", mu=np.zeros(3), sigma=np.eye(3))
+    np.savez_compressed(tmp_path / "images.npz", arr_0=pictures)
+    told = []
+    for name in ("moments.npz", "images.npz"):
+        whole = (tmp_path / name).read_bytes()
+        for at in range(0, len(whole), 2):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+            try:
+                if is_statistics(path):
+                    read_statistics(path, extractor)
+                else:
+                    open_set(str(path), CPU).images.read(1)
+            except ValueError as error:
+                told.append(str(error))
+    assert len(told) > 200
+    assert all(str(path) in sentence for sentence in told)
 
 
 def test_samples_that_cannot_be_measured_are_refused_by_name(tmp_path):
