@@ -147,6 +147,8 @@ def _sweep(config: EvaluationConfig, texts: list[str]) -> None:
         key, equals, values = text.partition("=")
         if not equals or not values:
             raise ValueError(f"--sweep takes KEY=V1,V2, got {text!r}")
+        if key in swept:
+            raise ValueError(f"--sweep names {key} twice; give all its values at once: {key}=V1,V2")
         swept[key] = values.split(",")
     out = Path(config.out or "runs/evaluations/sweep")
     rows = sweep(config, swept, out)

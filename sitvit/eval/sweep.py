@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import runtime
+from ..generate.trained import open_trained
 from .evaluate import evaluate
 from .settings import EvaluationConfig, sweep_points
 
@@ -32,23 +33,42 @@ def sweep(config: EvaluationConfig, swept: dict[str, list[str]], out: Path) -> l
     the file has the spread over them too (`over_seeds`).
 
     Raises:
-        ValueError: a key or value that cannot be swept, or no checkpoint to sample.
+        ValueError: before any point is measured: a key or value that cannot be swept, no checkpoint to
+            sample, or points in `out` that this sweep would leave out of the record.
     """
     if config.checkpoint is None:
         raise ValueError("a sweep samples a checkpoint: --checkpoint")
-    rows: list[dict[str, Any]] = []
     points = sweep_points(config, swept)
-    for number, point in enumerate(points):
-        values = {key: getattr(point, key) for key in swept}
-        name = "-".join(f"{key}_{_word(value)}" for key, value in values.items())
+    for weights in swept.get("weights", []):
+        open_trained(config.checkpoint, weights, config.step, config.autoencoder, config.family)
+    values = [{key: getattr(point, key) for key in swept} for point in points]
+    names = ["-".join(f"{key}_{_word(value)}" for key, value in each.items()) for each in values]
+    tried = _tried_before(out / "sweep.json", names)
+    for number, (point, each, name) in enumerate(zip(points, values, names, strict=True)):
         runtime.say(f"point {number + 1} of {len(points)}: {name}")
         kept = point.keep_samples and str(Path(point.keep_samples) / name)
         metrics, path = evaluate(replace(point, out=str(out / f"{name}.json"), keep_samples=kept))
-        rows.append({**values, "metrics": metrics, "file": path.name})
+        tried[name] = {**each, "metrics": metrics, "file": path.name}
+        rows = [tried[known] for known in names if known in tried]
         if runtime.is_main_process():
             record = {"tried": rows, "points": len(points), "over_seeds": over_seeds(rows)}
             runtime.write_json(out / "sweep.json", record)
     return rows
+
+
+def _tried_before(path: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+    """What an earlier start of the sweep recorded, by name; ValueError where that is of other points."""
+    if not path.exists():
+        return {}
+    rows = runtime.read_record(path, ["tried"])["tried"]
+    tried = {row["file"].removesuffix(".json"): row for row in rows}
+    others = [name for name in tried if name not in names]
+    if others:
+        raise ValueError(
+            f"{path} records {', '.join(others[:3])}{' and more' if len(others) > 3 else ''}, which this "
+            "sweep leaves out: name those values too (no point is measured twice), or choose another --out"
+        )
+    return tried
 
 
 def over_seeds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

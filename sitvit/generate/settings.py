@@ -68,6 +68,10 @@ class SamplingConfig:
         for name in ("interval", "guidance_interval"):
             if (pair := getattr(self, name)) is not None and len(pair) != 2:
                 problems.append(f"{name} must be two numbers, from t to t, got {pair}")
+        if len(self.guidance_interval) == 2:
+            low, high = self.guidance_interval
+            if not 0 <= low <= high <= 1:
+                problems.append(f"the guidance interval needs 0 <= low <= high <= 1, got ({low}, {high})")
         if self.image_size is not None and not 1 <= len(self.image_size) <= 2:
             problems.append(f"image_size must be one side, or height and width, got {self.image_size}")
         return problems

@@ -256,6 +256,39 @@ def test_a_sweep_records_every_point_and_measures_none_twice(config, tmp_path, c
     assert capsys.readouterr().out.count("was measured before") == 4
 
 
+def test_a_sweep_grows_and_keeps_every_point_that_was_tried(config, tmp_path, monkeypatch):
+    small, out = replace(config, metrics=["fid"], num_images=4), tmp_path / "sweep"
+    first = sweep(small, {"cfg_scale": ["2"]}, out)
+    with pytest.raises(ValueError, match="records cfg_scale_2.0, which this sweep leaves out"):
+        sweep(small, {"cfg_scale": ["1"]}, out)
+    begun = []
+
+    def killed(point):
+        begun.append(point.cfg_scale)
+        if len(begun) > 1:
+            raise KeyboardInterrupt
+        return evaluate(point)
+
+    monkeypatch.setattr("sitvit.eval.sweep.evaluate", killed)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(small, {"cfg_scale": ["1", "1.5", "2"]}, out)
+    tried = json.loads((out / "sweep.json").read_text())["tried"]
+    assert [row["cfg_scale"] for row in tried] == [1, 2]  # 2 is not lost by a stop before its turn
+    assert tried[1:] == first
+
+
+def test_every_point_of_a_sweep_is_checked_before_one_is_measured(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("sitvit.eval.sweep.evaluate", None)
+    for swept, words in (
+        ({"weights": ["ema", "modell"]}, "no weights called 'modell'"),
+        ({"guidance_interval": ["0:1", "0.9:0.1"], "cfg_scale": ["2"]}, "0 <= low <= high <= 1, got"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            sweep(config, swept, tmp_path)
+    with pytest.raises(ValueError, match="--sweep names seed twice"):
+        cli.evaluate(["--checkpoint", config.checkpoint, "--sweep", "seed=1", "seed=2"])
+
+
 def test_a_sweep_over_seeds_tells_mean_and_spread_of_each_other_setting(config, tmp_path, capsys):
     out = tmp_path / "sweep"
     options = [
