@@ -1,5 +1,6 @@
 """The evaluation: open both sides, extract features, compare, and write the numbers with their protocol."""
 
+import glob
 import hashlib
 import json
 import time
@@ -35,7 +36,7 @@ from .settings import EvaluationConfig
 from .uncertainty import bootstrap_spread, infinite_distance
 
 FEW_IMAGES = 2_048
-"""Below this many images, or twice the features' number, a distance is mostly bias."""
+"""Below this many images a distance is mostly bias."""
 
 
 @dataclass(frozen=True)
@@ -92,22 +93,22 @@ def evaluate(
     state.wait_for_everyone()  # all have looked before one writes
     if known is not None:
         runtime.say(f"{path} was measured before")
+        if state.is_main_process:
+            _forget_features(path)
         return known, path
     _check_sizes(side, images)
     runtime.say(f"{len(images.images):,} images of {config.samples or config.checkpoint}")
-    warn_of_few(len(images.images), side.num_images, extractor)
-    scratches = [_scratch(path, images, extractor, config.batch_size)]
-    sampled = extract(images, None, extractor, config.batch_size, scratches[0], "samples", state)
+    warn_of_few(len(images.images), side.num_images)
+    scratch = _scratch(path, images, extractor, config.batch_size)
+    sampled = extract(images, None, extractor, config.batch_size, scratch, "samples", state)
     found: dict[str, float] = {}
-    real, used = _reference_features(
+    real = _reference_features(
         path, side, images, extractor, config.batch_size, "pr" in metrics or "kid" in metrics, state
     )
-    scratches += used
     if sampled is not None and real is not None:
         found = _measure(config, metrics, extractor, images, sampled, real, state.device)
         write_metrics(path, found, protocol, time.monotonic() - start)
-        for scratch in scratches:
-            forget(scratch)
+        _forget_features(path)
     state.wait_for_everyone()
     return (found or read_metrics(path, protocol) or {}), path
 
@@ -135,7 +136,7 @@ def make_reference(config: EvaluationConfig, reference: str, out: Path, image_si
             "features": network,
         }
         write_statistics(out, extracted, provenance)
-        forget(scratch)
+        _forget_features(out)
         runtime.say(f"{out}: statistics of {len(images.images):,} images")
     state.wait_for_everyone()
     return out
@@ -258,7 +259,7 @@ def measures_of(config: EvaluationConfig, metrics: tuple[str, ...]) -> dict[str,
     return {metric: how[metric] for metric in metrics}
 
 
-def warn_of_few(num_samples: int, num_reference: int | None, extractor: FeatureExtractor) -> None:
+def warn_of_few(num_samples: int, num_reference: int | None) -> None:
     """Say that a distance of few images is biased."""
     counts = [num_samples, *([num_reference] if num_reference is not None else [])]
     if min(counts) < FEW_IMAGES:
@@ -276,20 +277,20 @@ def _reference_features(
     batch_size: int,
     needs_features: bool,
     state: Any,
-) -> tuple[Reference | None, list[Path]]:
-    """The reference with its features, on the main process, and the folders to forget."""
+) -> Reference | None:
+    """The reference with its features; None on processes other than the main one."""
     if side.arrays is not None and not (needs_features and side.images is not None):
-        return reference_of_arrays(side.arrays, None, side.num_images), []
+        return reference_of_arrays(side.arrays, None, side.num_images)
     assert side.images is not None
     size = samples.image_size if side.arrays is None else None  # a file's images are as they were counted
     scratch = _scratch(path, side.images, extractor, batch_size, size)
     extracted = extract(side.images, size, extractor, batch_size, scratch, "reference", state)
     if extracted is None:
-        return None, [scratch]
+        return None
     if side.arrays is None:
-        return reference_of_images(extracted), [scratch]
+        return reference_of_images(extracted)
     pool = extracted.pool[manifold_rows(len(extracted.pool))]
-    return reference_of_arrays(side.arrays, pool, side.num_images), [scratch]
+    return reference_of_arrays(side.arrays, pool, side.num_images)
 
 
 def _check_sizes(side: Side, samples: ImageSet) -> None:
@@ -361,6 +362,12 @@ def _scratch(
     size = size or images.image_size
     of = f"{images.fingerprint} {len(images.images)} {size} {extractor.sha256} {batch_size}"
     return path.with_name(f".{path.name}.{hashlib.sha256(of.encode()).hexdigest()[:12]}.features")
+
+
+def _forget_features(path: Path) -> None:
+    """Remove the features that waited for `path`, an interrupted evaluation's too, as it is written now."""
+    for scratch in path.parent.glob(f".{glob.escape(path.name)}.{'?' * 12}.features"):
+        forget(scratch)
 
 
 def default_path(config: EvaluationConfig, images: ImageSet, identity: str) -> Path:

@@ -467,6 +467,20 @@ def test_features_that_a_killed_evaluation_left_are_not_taken_for_those_of_anoth
     assert len(list(tmp_path.glob(".*.features"))) == 1
     found, _ = evaluate(config, brightness())
     assert found == evaluate(replace(config, out=str(tmp_path / "fresh.json")), brightness())[0]
+    assert not list(tmp_path.glob(".*.features"))
+
+
+def test_features_of_an_evaluation_killed_just_after_it_wrote_are_removed_by_the_same_command(
+    tmp_path, monkeypatch
+):
+    pictures = str(write_pictures(tmp_path / "made", 20))
+    config = EvaluationConfig(samples=pictures, reference=pictures, out=str(tmp_path / "m.json"))
+    with monkeypatch.context() as patch:
+        patch.setattr("sitvit.eval.evaluate.forget", lambda scratch: None)
+        found = evaluate(config, brightness())
+    assert list(tmp_path.glob(".*.features"))
+    assert evaluate(config, brightness()) == found
+    assert not list(tmp_path.glob(".*.features"))
 
 
 def test_of_more_than_10000_reference_images_evenly_spaced_ones_are_kept():
