@@ -13,7 +13,8 @@ calling twice with one generator gives the same images twice.
 The batch is what is asked for in one call, so the bits are those of `--batch-size` of that many.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,8 @@ class SiTPipeline(DiffusionPipeline):  # type: ignore[misc]
         parts = {} if num_inference_steps is None else {"num_steps": num_inference_steps}
         way = find_sampler(sampler or trained.default_sampler, parts)
         trained.check_sampler(way)
+        if len(guidance_interval) != 2:
+            raise ValueError(f"guidance_interval must be two numbers, from t to t, got {guidance_interval}")
         low, high = guidance_interval
         guidance = Guidance(guidance_scale, (low, high), guided_channels, guidance_rescale)
         guidance.check_channels(self.transformer.in_channels)
@@ -188,11 +191,8 @@ class SiTPipeline(DiffusionPipeline):  # type: ignore[misc]
         return ImagePipelineOutput(images=images) if return_dict else (images,)
 
     def _labels(self, given: int | str | Sequence[int | str]) -> list[int]:
-        words = [given] if isinstance(given, (int, str)) else list(given)
-        names = self.class_names
-        labels = [
-            label for word in words for label in ([word] if isinstance(word, int) else _named(word, names))
-        ]
+        words = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+        labels = [label for word in words for label in _label(word, self.class_names)]
         check_labels(labels, self.transformer.num_classes)
         return labels
 
@@ -239,7 +239,12 @@ def keys_of_generator(
     return [(each.initial_seed(), 0) for each in generator]
 
 
-def _named(word: str, class_names: list[str]) -> list[int]:
+def _label(word: Any, class_names: list[str]) -> list[int]:
+    if not isinstance(word, str):
+        try:
+            return [operator.index(word)]  # numpy's and torch's whole numbers too
+        except TypeError:
+            raise ValueError(f"class_labels are labels or names, got {word!r}") from None
     found = resolve_labels([word], class_names)
     if isinstance(found, str):
         raise ValueError(f"class_labels are labels or names; {word!r} is a rule of scripts/sample.py")

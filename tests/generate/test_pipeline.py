@@ -97,12 +97,21 @@ def test_output_types_show_the_same_image(pipe):
         ({"class_labels": [0], "height": 30}, "nearest legal values are 24 and 32"),
         ({"class_labels": [0], "latents": torch.zeros(1, 4, 4, 4)}, "latents must be of shape"),
         ({"class_labels": ["random"]}, "is a rule of"),
+        ({"class_labels": [1.5]}, "labels or names, got 1.5"),
+        ({"class_labels": [0], "guidance_interval": (0.2,)}, "guidance_interval must be two numbers"),
     ],
     ids=lambda value: str(list(value)) if isinstance(value, dict) else "",
 )
 def test_an_argument_that_makes_no_sense_is_named(pipe, arguments, words):
     with pytest.raises(ValueError, match=words):
         pipe(**arguments)
+
+
+def test_labels_may_be_numpys_and_torchs_numbers(pipe):
+    call = {"num_inference_steps": 1, "output_type": "np"}
+    expected = pipe([3, 1], generator=seeded(0), **call).images
+    for labels in (np.array([3, 1]), torch.tensor([3, 1]), [np.int64(3), "1"]):
+        assert np.array_equal(pipe(labels, generator=seeded(0), **call).images, expected)
 
 
 def test_another_size_and_half_precision_are_drawn(pipe, trained):
