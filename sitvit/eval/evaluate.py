@@ -151,16 +151,25 @@ def _open_samples(config: EvaluationConfig, device: Any, trained: Trained | None
 
 
 def open_extractor(config: EvaluationConfig, images: ImageSet, state: Any) -> FeatureExtractor:
-    """The feature network that `config` names, or the one that fits: Fashion-MNIST's own has its own."""
+    """The feature network that `config` names, or the one that fits: Fashion-MNIST's own has its own.
+
+    Raises:
+        ValueError: no such network, weights of another one, or weights that are missing or damaged.
+    """
     name = config.features
     if name is None:
-        fashion = FashionFeatures(state.device)
-        if images.images.class_names == fashion.class_names:
-            return fashion
-        name = "inception"
-        runtime.say(f"features: {name} (others with --features: {', '.join(FEATURES)})")
-    given = {"inception": config.inception_weights, "dinov2": config.dinov2_weights}.get(name)
-    weights = Path(given) if given else None
+        is_fashion = images.images.class_names == FashionFeatures(state.device).class_names
+        name = FashionFeatures.name if is_fashion else "inception"
+        if not is_fashion:
+            runtime.say(f"features: {name} (others with --features: {', '.join(FEATURES)})")
+    given = {"inception": config.inception_weights, "dinov2": config.dinov2_weights}
+    for other, file in given.items():
+        if file and other != name:
+            raise ValueError(
+                f"--{other}-weights {file}, but the features are {name}'s: add --features {other}, or leave "
+                "the weights out"
+            )
+    weights = Path(given[name] or "") if given.get(name) else None
     first: FeatureExtractor | None = None
     if state.is_main_process:
         first = find_extractor(name, state.device, weights)  # one process downloads

@@ -62,13 +62,14 @@ def open_set(where: str, device: torch.device) -> ImageSet:
         ValueError: nothing there, no images, unfinished or damaged.
     """
     folder = Path(where)
-    if (folder / RECORD).is_file() or (folder / "images").is_dir():
+    begun = (folder / "settings.json").is_file()
+    if (folder / RECORD).is_file() or (begun and (folder / "images").is_dir()):
         made = Samples(folder)
         record = made.record
         against = record["trained_on"], record["trained_on_fingerprint"]
         fingerprint = hashlib.sha256((folder / RECORD).read_bytes()).hexdigest()
         return ImageSet(made, record, fingerprint, shape_of_record(record), against)
-    if (folder / "settings.json").is_file():
+    if begun:
         cache = LatentCache(folder)
         about = {"reconstructions_of": cache.manifest["images"], "latents": cache.fingerprint}
         against = cache.manifest["images"], cache.manifest["images_fingerprint"]

@@ -626,6 +626,18 @@ def test_metrics_that_the_features_do_not_have_are_refused_before_anything_is_re
             measured(tmp_path, path, metrics=[metric])
 
 
+def test_a_folder_of_photos_in_a_folder_called_images_is_measured(tmp_path):
+    write_pictures(tmp_path / "photos" / "images", 5)
+    assert len(open_set(str(tmp_path / "photos"), CPU).images) == 5
+
+
+def test_weights_of_features_that_are_not_used_are_refused(config):
+    for features in (None, FASHION):
+        one = replace(config, features=features, inception_weights="w.pth")
+        with pytest.raises(ValueError, match="features are fashion-classifier's: add --features inception"):
+            evaluate(one)
+
+
 def test_the_same_images_as_a_folder_a_zip_and_an_npz_give_the_same_number(tmp_path):
     import zipfile
 
