@@ -59,7 +59,8 @@ def begin(out: Path, settings: SampleSettings) -> None:
     path = out / "settings.json"
     wanted = {"format": FORMAT, **asdict(settings)}
     if not path.is_file():
-        if out.is_dir() and any(out.iterdir()):
+        # A kill while it is written leaves an unfinished copy of it beside it.
+        if out.is_dir() and any(not entry.match(f".{path.name}.*.partial") for entry in out.iterdir()):
             raise ValueError(f"{out} has files that are no samples; choose another --out")
         runtime.write_json(path, wanted)
     found = runtime.read_record(path, [])

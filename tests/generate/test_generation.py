@@ -314,6 +314,12 @@ def test_a_trajectory_begins_with_the_noise_that_the_image_comes_of(checkpoint):
     assert torch.allclose(decoded, made.decode(noise_of(range(2))).clamp(-1, 1).movedim(1, -1), atol=1 / 127)
 
 
+def test_a_job_killed_while_its_settings_were_written_continues(run, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".settings.json.123.partial").write_text('{"form')
+    assert len(pictures(run())) == 10
+
+
 def test_a_finished_folder_is_left_alone(run, monkeypatch, capsys):
     run()
     monkeypatch.setattr(generation, "_write_missing", None)
