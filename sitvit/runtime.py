@@ -240,7 +240,7 @@ def check_process_count(num_processes: int) -> None:
 
 
 def check_launcher() -> None:
-    """ValueError where several copies of this command were started that would not train together.
+    """ValueError where several copies of this command were started that would not work together.
 
     Known before anything heavy is imported: `srun` and `mpirun` start a copy a task without joining them, and
     `accelerate launch --cpu --num_processes 2` starts one.
@@ -250,8 +250,8 @@ def check_launcher() -> None:
         if int(environment.get(name, 1)) > launched:
             raise ValueError(
                 f"{environment[name]} copies of this command were started ({name}), but WORLD_SIZE is "
-                f"{launched}: each would train alone. Start it with accelerate launch or torchrun, one task "
-                "a machine (configs/slurm/train.sbatch)"
+                f"{launched}: each would do the whole work. Start it with accelerate launch or torchrun, one "
+                "task a machine (configs/slurm/train.sbatch)"
             )
     if shards_weights() and environment.get("FSDP_VERSION") != "2":
         raise ValueError(
@@ -264,7 +264,7 @@ def check_launcher() -> None:
     if wanted_more and "WORLD_SIZE" not in environment:
         raise ValueError(
             "accelerate launch was asked for several processes and started one; on a machine without a GPU "
-            "use torchrun --nproc_per_node 2 scripts/train_sit.py ..."
+            "use torchrun --nproc_per_node 2 and the script"
         )
 
 

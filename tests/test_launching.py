@@ -1,4 +1,4 @@
-"""Many processes: launchers' files, the SLURM script with a stand-in for SLURM, copies that train alone."""
+"""Many processes: launchers' files, the SLURM script with a stand-in for SLURM, copies that work alone."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from sitvit import runtime
+from sitvit import cli, runtime
 
 from .conftest import ROOT
 
@@ -26,13 +26,21 @@ def test_accelerate_reads_each_launcher_file_and_leaves_the_precision_to_the_exp
 
 
 @pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
-def test_copies_that_would_each_train_alone_are_refused(monkeypatch, name):
+def test_copies_that_would_each_work_alone_are_refused(monkeypatch, name):
     monkeypatch.setenv(name, "8")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(ValueError, match=f"8 copies .*{name}.* each would train alone"):
+    with pytest.raises(ValueError, match=f"8 copies .*{name}.* each would do the whole"):
         runtime.check_launcher()
     monkeypatch.setenv("WORLD_SIZE", "64")  # a task a machine, eight processes each
     runtime.check_launcher()
+
+
+@pytest.mark.parametrize("verb", [cli.sample, cli.evaluate])
+def test_copies_that_would_each_make_or_measure_all_images_are_refused(monkeypatch, verb):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(ValueError, match="8 copies of this command"):
+        verb(["--checkpoint", "nothing"])
 
 
 def test_a_launcher_that_starts_one_of_several_processes_is_noticed(tmp_path):

@@ -67,6 +67,7 @@ def evaluate(arguments: list[str]) -> None:
     )
     add_sampling(parser, EvaluationConfig)
     options = parser.parse_args(arguments)
+    runtime.check_launcher()
     config = _settings(options)
     if options.make_reference:
         from ..eval.evaluate import make_reference

@@ -55,6 +55,7 @@ def sample(arguments: list[str]) -> None:
         "--autoguidance, --autoencoder where these lie elsewhere now",
     )
     options = parser.parse_args(arguments)
+    runtime.check_launcher()
     config = _config(options)
     from ..generate.generation import write
     from ..generate.request import job_of, job_of_record
