@@ -167,7 +167,8 @@ class SiTPipeline(DiffusionPipeline):  # type: ignore[misc]
         guidance.check_channels(self.transformer.in_channels)
         null_label = None if guidance.is_off else self.transformer.null_label
         trained_height, trained_width = trained.image_size()
-        shape = latent_shape(trained, (height or trained_height, width or trained_width))
+        size = trained_height if height is None else height, trained_width if width is None else width
+        shape = latent_shape(trained, size)
         noise = partial(noise_of, keys_of_generator(generator, len(labels)), shape)
         start = noise if latents is None else _starting_from(latents, (len(labels), *shape), noise)
         velocity = bind(trained, way, guidance, torch.tensor(labels, device=device), null_label)
@@ -191,7 +192,8 @@ class SiTPipeline(DiffusionPipeline):  # type: ignore[misc]
         return ImagePipelineOutput(images=images) if return_dict else (images,)
 
     def _labels(self, given: int | str | Sequence[int | str]) -> list[int]:
-        words = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+        one = isinstance(given, str) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0
+        words: list[Any] = [given] if one else list(given)  # type: ignore[arg-type]
         labels = [label for word in words for label in _label(word, self.class_names)]
         check_labels(labels, self.transformer.num_classes)
         return labels

@@ -95,6 +95,7 @@ def test_output_types_show_the_same_image(pipe):
         ({"class_labels": [0], "output_type": "jpeg"}, "output_type must be one of"),
         ({"class_labels": [0], "sampler": "dit"}, "is a SiT, which ddpm250 cannot sample"),
         ({"class_labels": [0], "height": 30}, "nearest legal values are 24 and 32"),
+        ({"class_labels": [0], "width": 0}, "image width 0 is not a multiple"),
         ({"class_labels": [0], "latents": torch.zeros(1, 4, 4, 4)}, "latents must be of shape"),
         ({"class_labels": ["random"]}, "is a rule of"),
         ({"class_labels": [1.5]}, "labels or names, got 1.5"),
@@ -112,6 +113,8 @@ def test_labels_may_be_numpys_and_torchs_numbers(pipe):
     expected = pipe([3, 1], generator=seeded(0), **call).images
     for labels in (np.array([3, 1]), torch.tensor([3, 1]), [np.int64(3), "1"]):
         assert np.array_equal(pipe(labels, generator=seeded(0), **call).images, expected)
+    alone = pipe(3, generator=seeded(0), **call).images
+    assert np.array_equal(pipe(torch.tensor(3), generator=seeded(0), **call).images, alone)
 
 
 def test_another_size_and_half_precision_are_drawn(pipe, trained):
