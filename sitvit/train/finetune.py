@@ -39,8 +39,9 @@ def start_from(model: Any, path: Path, class_names: Sequence[str]) -> None:
         if len(averages) > 1:
             named = ", ".join(str(checkpoint.folder / name) for name in averages)
             raise ValueError(f"train.init_from: {path} has several averages; name one: {named}")
-        source, which = checkpoint.load_network(averages[0]), f"{checkpoint.folder} ({averages[0]})"
-        names = checkpoint.class_names
+        which = checkpoint.weights_name("ema")
+        source, names = checkpoint.load_network(which), checkpoint.class_names
+        which = f"{checkpoint.folder} ({which})"
     elif (path.parent / RECORD).is_file():  # a network of a checkpoint, which has its classes
         checkpoint = open_checkpoint(path.parent)
         source, which = checkpoint.load_network(checkpoint.weights_name(path.name)), str(path)
