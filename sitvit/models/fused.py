@@ -106,8 +106,9 @@ class _RmsModulate(torch.autograd.Function):
         grad, n = wide(grad), wide(n)
         both = grad * n
         along = both @ (factor / n.shape[-1]).transpose(1, 2)  # mean(g n) with g = grad * factor
-        grad_x = (grad * factor).addcmul_(n, along, value=-1).mul_(r).to(ctx.dtypes[0])
-        return grad_x, grad.sum(dim=1).to(ctx.dtypes[1]), both.sum(dim=1).to(ctx.dtypes[2]), None
+        grad_shift, grad_factor = grad.sum(dim=1), both.sum(dim=1)
+        grad_x = torch.mul(grad, factor, out=both).addcmul_(n, along, value=-1).mul_(r)
+        return grad_x.to(ctx.dtypes[0]), grad_shift.to(ctx.dtypes[1]), grad_factor.to(ctx.dtypes[2]), None
 
 
 class _NormRotateHeads(torch.autograd.Function):
@@ -137,8 +138,8 @@ class _NormRotateHeads(torch.autograd.Function):
             g_x = g * x
             grad_weights.append((r_x.flatten() @ g_x.flatten(0, -2)).to(weight.dtype))
             along = (g_x @ (wide_weight / g.shape[-1])).unsqueeze(-1).mul_(r_x)  # mean(g weight n)
-            g.mul_(wide_weight).mul_(r_x)
-            grad_qkv[:, :, part] = g.addcmul_(x, along.mul_(r_x).mul_(r_x), value=-1)
+            g.mul_(wide_weight).addcmul_(x, along.mul_(r_x), value=-1)
+            torch.mul(g, r_x, out=grad_qkv[:, :, part])
         return grad_qkv, *grad_weights, None, None
 
 

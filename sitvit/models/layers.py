@@ -201,14 +201,17 @@ def _plus(product: Tensor, x: Tensor) -> Tensor:
 
 
 class PatchEmbed(nn.Module):
-    """A strided convolution: (B, C, H, W) -> tokens (B, H/p * W/p, D), row-major."""
+    """A strided convolution: (B, C, H, W) -> tokens (B, H/p * W/p, D), row-major.
+
+    They are laid out as later blocks' are: code compiled for the first block serves all.
+    """
 
     def __init__(self, patch_size: int, in_channels: int, dim: int) -> None:
         super().__init__()
         self.proj = nn.Conv2d(in_channels, dim, patch_size, stride=patch_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return rearrange(self.proj(x), "b d h w -> b (h w) d")
+        return rearrange(self.proj(x), "b d h w -> b (h w) d").contiguous()
 
 
 class TimestepEmbedder(nn.Module):

@@ -3,11 +3,13 @@
 import copy
 import pickle
 import shutil
+from functools import partialmethod
 
 import pytest
 import torch
 
-from sitvit.models.layers import FinalLayer, LayerNorm, RMSNorm
+import sitvit
+from sitvit.models.layers import Block, FinalLayer, LayerNorm, RMSNorm
 
 from .test_sit import randomized
 
@@ -121,6 +123,21 @@ def test_compiled_blocks_have_the_eager_values_and_gradients_and_their_copies_ru
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         found = value_and_gradients(copied)
         assert all(torch.equal(a, b) for a, b in zip(eager, found, strict=True))
+
+
+@pytest.mark.parametrize("name", ["SiT-S/2", "DiT-S/2", "SiT-ViT5-S/2"])
+def test_the_block_is_traced_once_for_all_blocks_and_batch_sizes(name, monkeypatch):
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    monkeypatch.setattr(Block, "compile", partialmethod(Block.compile, backend=counter))
+    small = {"hidden_size": 32, "depth": 3, "num_heads": 2, "num_classes": 5, "input_size": (4, 8)}
+    model, (x, t, labels) = sitvit.build_model(name, **small), inputs()
+    model.compile_blocks()
+    for size in (4, 3, 2):
+        model(x[:size], t[:size], labels[:size]).sum().backward()
+    assert counter.frame_count == 1
 
 
 @pytest.mark.slow
