@@ -73,7 +73,7 @@ def norm_rotate_heads(
     qkv: Tensor, q_weight: Tensor, k_weight: Tensor, table: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of `qkv` (B, N, 3, heads, d): queries and keys after RMSNorm with their weights (d,) and rotation by
-    `table` (2, N, d), and the values as they are; (B, N, heads, d) each."""
+    `table` (2, N, d / 2), and the values as they are; (B, N, heads, d) each."""
     return _NormRotateHeads.apply(qkv, q_weight, k_weight, table, eps)  # type: ignore[no-untyped-call]
 
 
@@ -118,7 +118,7 @@ class _NormRotateHeads(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         both = wide(qkv[:, :, :2])
         r = _inverse_rms(both, eps)
-        turn = _complex(table)
+        turn = torch.complex(*table).unsqueeze(1)  # (N, 1, d / 2)
         ctx.save_for_backward(qkv, r, q_weight, k_weight, turn)
         weight = torch.stack([wide(q_weight), wide(k_weight)]).unsqueeze(1)  # (2, 1, d)
         both = (both * r).mul_(weight)
@@ -146,12 +146,6 @@ class _NormRotateHeads(torch.autograd.Function):
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-
-
-def _complex(table: Tensor) -> Tensor:
-    """A table (2, N, d) of cosines and sines as unit complex numbers, one for each pair: (N, 1, d / 2)."""
-    cos, sin = table[:, :, ::2]
-    return torch.complex(cos, sin).unsqueeze(1)
 
 
 def _pairs(x: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, rotation: Tensor | None = None) -> Tensor:
-        """`x` (B, N, D); `rotation` (2, N, D / num_heads) turns queries and keys, or None."""
+        """`x` (B, N, D); `rotation` (2, N, d / 2), d = D / num_heads, turns queries and keys, or None."""
         q, k, v = self.heads(x, rotation)
         x = F.scaled_dot_product_attention(q, k, v)
         return self.proj(rearrange(x, "b h n d -> b n (h d)"))
@@ -173,7 +173,7 @@ class Block(nn.Module):
             self.gamma_2 = nn.Parameter(torch.full((dim,), layer_scale_init))
 
     def forward(self, x: Tensor, rotation: Tensor | None, c: Tensor | None = None) -> Tensor:
-        """`x` (B, N, D), `rotation` (2, N, head_dim) or None, `c` (B, D) where there is adaLN."""
+        """`x` (B, N, D), `rotation` (2, N, head_dim / 2) or None, `c` (B, D) where there is adaLN."""
         if self.adaLN_modulation is None:
             x = _add(x, self.gamma_1, self.attn(self.norm1(x), rotation))
             return _add(x, self.gamma_2, self.mlp(self.norm2(x)))

@@ -181,7 +181,7 @@ class DiffusionTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
             block.compile()
 
     def tables(self, grid: tuple[int, int]) -> tuple[Tensor | None, Tensor | None]:
-        """Absolute positions (1, N, D) and rotation (2, N + R, head_dim) of a grid, None where absent."""
+        """Absolute positions (1, N, D) and rotation (2, N + R, head_dim / 2) of a grid, None where absent."""
         rotation = None if self.rotation is None else self.rotation(grid)
         if grid == self.grid or self.pos_embed is None:
             return self.pos_embed, rotation
