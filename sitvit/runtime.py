@@ -58,6 +58,39 @@ def write_aside(target: Path) -> Iterator[Path]:
                 temporary.unlink()
 
 
+class Taken(ValueError):
+    """Another process holds what this one would work on."""
+
+
+@contextlib.contextmanager
+def held(lock: Path, what: str) -> Iterator[None]:
+    """Hold `what` to the end of the block by the file `lock`, which then says by whom.
+
+    It falls with the process, however that ends; the file stays. Where there are no locks, as on Windows and
+    some network file systems, nothing is held.
+
+    Raises:
+        Taken: another process, on any machine that sees the file, holds it.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock, "a+", encoding="utf-8") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise Taken(f"{what} is being worked on by another process, {file.read().strip()}") from None
+        except (ImportError, OSError):
+            pass
+        file.truncate(0)
+        file.write(f"{os.getpid()} on {platform.node()}\n")
+        file.flush()
+        if hasattr(os, "register_at_fork"):  # a data loader's worker may outlive a killed process by seconds
+            os.register_at_fork(after_in_child=file.close)
+        yield
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as readable JSON, whole or not at all."""
     with write_aside(path) as temporary:

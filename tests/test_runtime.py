@@ -1,8 +1,10 @@
 """Files whole or absent, signals as flags, and what an error says."""
 
 import errno
+import multiprocessing
 import os
 import signal
+import time
 
 import pytest
 
@@ -78,3 +80,18 @@ def test_a_mistake_has_a_sentence_and_a_fault_of_ours_has_none():
     assert "smaller batch size" in explain(RuntimeError("CUDA out of memory."))
     assert explain(KeyError("x")) is None
     assert explain(RuntimeError("shape mismatch")) is None
+
+
+def test_a_lock_falls_with_its_process_and_not_with_the_workers_it_forked(tmp_path):
+    with runtime.held(tmp_path / "lock", "it"):
+        fork = multiprocessing.get_context("fork")
+        begun = fork.Event()
+        worker = fork.Process(target=lambda: (begun.set(), time.sleep(60)))
+        worker.start()
+        assert begun.wait(60)
+        with pytest.raises(runtime.Taken, match="it is being worked on by another process"):
+            runtime.held(tmp_path / "lock", "it").__enter__()
+    with runtime.held(tmp_path / "lock", "it"):
+        assert worker.is_alive()
+    worker.kill()
+    worker.join()

@@ -28,10 +28,6 @@ KINDS = ("train", "evaluate", "grid")
 NOT_THE_RESULT = ("run", "train.log_every", "train.save_every", "train.keep_checkpoints", "train.keep_every")
 
 
-class Taken(ValueError):
-    """Another process works on the cell."""
-
-
 class NotReady(ValueError):
     """The cell needs another one first."""
 
@@ -141,19 +137,11 @@ class Cell:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the cell; `Taken` where another process does. One process of a job speaks for all."""
-        import fcntl  # Unix only, so not a condition for importing this module
-
+        """Hold the cell; runtime.Taken where another process does. One process of a job speaks for all."""
         if not runtime.is_main_process():
             yield
             return
-        path = self.record_path.with_suffix(".lock")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Taken(f"{self.name} is being worked on by another process") from None
+        with runtime.held(self.record_path.with_suffix(".lock"), self.name):
             yield
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from .. import runtime
-from .cells import Cell, NotReady, Taken
+from .cells import Cell, NotReady
 from .checks import check
 
 
@@ -30,7 +30,7 @@ def work_through(cells: Sequence[Cell]) -> list[Cell]:
     for cell in cells:
         try:
             do(cell)
-        except (Taken, NotReady) as reason:
+        except (runtime.Taken, NotReady) as reason:
             runtime.say(f"left: {reason}")
             left.append(cell)
     return left
@@ -40,7 +40,7 @@ def do(cell: Cell) -> None:
     """Do one cell, or go on with it, unless it is done.
 
     Raises:
-        Taken: another process holds it.
+        runtime.Taken: another process holds it.
         NotReady: its checkpoint is not there yet.
         ValueError: it was begun with other settings; or what its verb says.
     """

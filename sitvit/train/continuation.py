@@ -7,6 +7,9 @@ from ..config import Config, flat, load_config
 from ..data.latents import Latents
 from .checkpoint import Checkpoint, find_checkpoint, latest_checkpoint, open_checkpoint, step_folders
 
+LOCK = "run.lock"
+"""The file by which a job holds its run's folder."""
+
 MAY_CHANGE = {
     "data.latents",  # the folder may move; its content is compared by fingerprint
     "data.images",
@@ -105,6 +108,7 @@ def check_own_leftovers(run: Path) -> None:
             "Choose another `run`, or move that one away to start it again"
         )
     ours = {"metrics.jsonl", "tensorboard", "checkpoints", "snapshots", "previews", "evaluations", "wandb"}
+    ours.add(LOCK)
     foreign = sorted(path.name for path in run.iterdir() if path.name not in ours)
     if foreign:
         raise ValueError(f"{run} is not a run: it has {', '.join(foreign[:3])}; choose another `run`")

@@ -7,6 +7,7 @@ at the end      those of train.keep_every, and each snapshot's power-function av
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,8 +36,14 @@ def num_kept(train: TrainConfig) -> int:
 
 
 def num_for_good(train: TrainConfig) -> int:
-    """Checkpoints that `keep_every` keeps."""
-    return train.num_steps // train.keep_every if train.keep_every else 0
+    """Checkpoints that `keep_every` keeps beside those of `num_kept`, when the last is written."""
+    last, every = train.num_steps, train.keep_every
+    if not every:
+        return 0
+    regular = range(train.save_every, last, train.save_every)
+    newest = [last, *regular[::-1][: num_kept(train) - 1]]
+    num_all = (last - 1) // math.lcm(train.save_every, every) + (last % every == 0)
+    return num_all - sum(step % every == 0 for step in newest)
 
 
 def check_disk(run: Path, num_there: int, model: nn.Module, train: TrainConfig) -> None:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from .. import runtime
@@ -11,7 +11,7 @@ from ..config import Config
 from ..data.latents import Latents
 from ..data.live import UnreadableImage
 from .checkpoint import Checkpoint, step_folders
-from .continuation import check_continuation, check_own_leftovers, checkpoint_to_continue
+from .continuation import LOCK, check_continuation, check_own_leftovers, checkpoint_to_continue
 from .disk import check_disk
 from .preparation import build_network, open_latents
 from .speed import progress_text
@@ -35,12 +35,17 @@ def train(
     Raises:
         ValueError: a configuration, cache or earlier run that does not fit, before anything is made; a
             loss that is not finite, with the last checkpoint intact.
+        runtime.Taken: another job trains in the same folder.
         runtime.Stopped: a signal, or the time is up; all processes have ended a step, which is saved.
     """
     deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
-    trainer = open_run(config, resume, accept_changes)
-    if trainer is None:
-        return
+    with ExitStack() as held:
+        trainer = open_run(config, held, resume, accept_changes)
+        if trainer is not None:
+            _go_on(trainer, config, hooks, deadline)
+
+
+def _go_on(trainer: Trainer, config: Config, hooks: Sequence[Hook], deadline: float) -> None:
     last, begin = config.train.num_steps, time.monotonic()
     with (
         runtime.StopRequest() as stop,
@@ -84,17 +89,21 @@ def train(
     )
 
 
-def open_run(config: Config, resume: str = "auto", accept_changes: bool = False) -> Trainer | None:
-    """The run of `config`, new or where a checkpoint left it; None where it is done."""
+def open_run(
+    config: Config, held: ExitStack, resume: str = "auto", accept_changes: bool = False
+) -> Trainer | None:
+    """The run of `config`, new or where a checkpoint left it, its folder `held`; None where it is done."""
     run, last = Path(config.run), config.train.num_steps
     cache = open_latents(config)
     model = build_network(config, cache)
 
+    there = step_folders(run)
     previous = runtime.found_by_main(lambda: _previous(config, cache, resume, accept_changes))
     if previous is not None and previous.step >= last:
         runtime.say(f"{run}: all {previous.step} steps are done; for more, raise train.num_steps")
         return None
     runtime.found_by_main(lambda: check_disk(run, len(step_folders(run)), model, config.train))
+    runtime.found_by_main(lambda: _hold(run, there, held))
     handle = runtime.accelerator(config.train.precision, config.train.tf32)
     trainer = Trainer(config, cache, model, previous, handle)
     if previous is not None and previous.record["num_processes"] != handle.num_processes:
@@ -109,6 +118,13 @@ def open_run(config: Config, resume: str = "auto", accept_changes: bool = False)
         f"on {handle.num_processes} process(es), {handle.device.type}"
     )
     return trainer
+
+
+def _hold(run: Path, there: list[Path], held: ExitStack) -> None:
+    """Keep other jobs from `run`; Taken where one trains in it, or did since `there` were its checkpoints."""
+    held.enter_context(runtime.held(run / LOCK, str(run)))
+    if step_folders(run) != there:
+        raise runtime.Taken(f"another process trained {run} just now; the same command goes on from there")
 
 
 def _previous(config: Config, cache: Latents, resume: str, accept_changes: bool) -> Checkpoint | None:

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from sitvit.compare.cells import NotReady, Taken, cells_of
+from sitvit import runtime
+from sitvit.compare.cells import NotReady, cells_of
 from sitvit.compare.result import collect
 from sitvit.compare.settings import ComparisonConfig
 from sitvit.compare.work import do, find_cell, work_through
@@ -235,7 +236,7 @@ def test_a_longer_comparison_shows_images_of_its_own_last_step(copied):
 
 def test_a_cell_is_held_by_one_process_alone(finished):
     cell = cells_of(finished)[0]
-    with cell.lock(), pytest.raises(Taken, match="another process"):
+    with cell.lock(), pytest.raises(runtime.Taken, match="another process"):
         do(cell)
 
 

@@ -5,6 +5,7 @@ from collections import namedtuple
 
 import pytest
 
+from sitvit.config import TrainConfig
 from sitvit.train import disk
 from sitvit.train.checkpoint import find_checkpoint, latest_checkpoint
 from sitvit.train.loop import train
@@ -61,7 +62,20 @@ def test_what_is_kept_for_good_is_told_where_the_disk_will_not_hold_it(tiny_conf
     train(tiny_config("run", "train.save_every=1", "train.keep_every=1", "train.ema_widths=[0.1]"))
     told = capsys.readouterr().out
     assert "has 4.2 MB free, and" in told
-    assert "will need 9.4 MB by its last step, with what train.keep_every and train.ema_widths keep" in told
+    assert "will need 6.3 MB by its last step, with what train.keep_every and train.ema_widths keep" in told
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 4, 6, 100])
+@pytest.mark.parametrize("keep", [1, 2, 5])
+def test_the_checkpoints_that_will_lie_there_are_counted_once_each(every, keep):
+    """Replays the saves: the most that are there at once, from the last save's pruning back."""
+    settings = TrainConfig(num_steps=13, save_every=2, keep_checkpoints=keep, keep_every=every)
+    there: list[int] = []
+    for step in [2, 4, 6, 8, 10, 12, 13]:
+        there = [*there, step]
+        most = len(there)
+        there = [old for old in there if old in there[-keep:] or old % every == 0]
+    assert disk.num_kept(settings) + disk.num_for_good(settings) == most
 
 
 def test_a_disk_that_does_not_say_its_size_is_no_reason_to_refuse(tiny_config, tmp_path, free):
