@@ -71,9 +71,14 @@ def held(lock: Path, what: str) -> Iterator[None]:
 
     Raises:
         Taken: another process, on any machine that sees the file, holds it.
+        ValueError: `lock` is something else than a file that can be written.
     """
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with open(lock, "a+", encoding="utf-8") as file:
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        opened = open(lock, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
+    except OSError as error:
+        raise ValueError(f"cannot write {lock}, which holds {what}: {error.strerror or error}") from None
+    with opened as file:
         try:
             import fcntl
 

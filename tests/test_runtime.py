@@ -95,3 +95,16 @@ def test_a_lock_falls_with_its_process_and_not_with_the_workers_it_forked(tmp_pa
         assert worker.is_alive()
     worker.kill()
     worker.join()
+
+
+def test_a_lock_of_any_content_is_held_and_one_that_is_no_file_is_named(tmp_path):
+    lock = tmp_path / "lock"
+    lock.write_bytes(b"\xbd\xff")
+    with runtime.held(lock, "it"):
+        lock.write_bytes(b"\xbd\xff")
+        with pytest.raises(runtime.Taken, match="it is being worked on by another process"):
+            runtime.held(lock, "it").__enter__()
+    lock.unlink()
+    lock.mkdir()
+    with pytest.raises(ValueError, match=f"cannot write {lock}, which holds it: Is a directory"):
+        runtime.held(lock, "it").__enter__()

@@ -26,13 +26,17 @@ def work_through(cells: Sequence[Cell]) -> list[Cell]:
         ValueError: what `check` finds, before anything is done.
     """
     check(cells)
-    left = []
-    for cell in cells:
-        try:
-            do(cell)
-        except (runtime.Taken, NotReady) as reason:
-            runtime.say(f"left: {reason}")
-            left.append(cell)
+    left, before = list(cells), len(cells) + 1
+    while len(left) < before:  # others may have ended theirs meanwhile, and ours that need them are ready
+        reasons, before = [], len(left)
+        for cell in left.copy():
+            try:
+                do(cell)
+                left.remove(cell)
+            except (runtime.Taken, NotReady) as error:
+                reasons.append(error)
+    for reason in reasons:
+        runtime.say(f"left: {reason}")
     return left
 
 

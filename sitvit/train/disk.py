@@ -31,8 +31,8 @@ def snapshot_bytes(num_parameters: int, train: TrainConfig) -> int:
 
 
 def num_kept(train: TrainConfig) -> int:
-    """Checkpoints that lie there for `keep_checkpoints`, and one more while it is written."""
-    return min(-(-train.num_steps // train.save_every), train.keep_checkpoints) + 1
+    """Checkpoints that lie there for `keep_checkpoints` while one more is written."""
+    return min(-(-train.num_steps // train.save_every), train.keep_checkpoints + 1)
 
 
 def num_for_good(train: TrainConfig) -> int:

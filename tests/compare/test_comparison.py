@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from sitvit import runtime
+from sitvit.compare import work
 from sitvit.compare.cells import NotReady, cells_of
 from sitvit.compare.result import collect
 from sitvit.compare.settings import ComparisonConfig
@@ -232,6 +233,24 @@ def test_a_longer_comparison_shows_images_of_its_own_last_step(copied):
         ("grid", 6),
         ("train", 6),
     ]
+
+
+def test_what_others_had_when_its_turn_came_is_tried_again_once_they_may_have_ended(finished, monkeypatch):
+    first, second, third, own = cells = cells_of(finished)[:4]
+    tried = []
+
+    def others_are_at_work(cell):
+        tried.append(cell)
+        if cell is first and tried.count(first) == 1:
+            raise runtime.Taken("by another worker, which ends it meanwhile")
+        if cell is second and tried.count(first) == 1:
+            raise NotReady("needs the first")
+        if cell is third:
+            raise runtime.Taken("by another worker, for long")
+
+    monkeypatch.setattr(work, "do", others_are_at_work)
+    assert work.work_through(cells) == [third]
+    assert tried == [first, second, third, own, first, second, third, third]
 
 
 def test_a_cell_is_held_by_one_process_alone(finished):
