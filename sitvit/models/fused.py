@@ -11,11 +11,13 @@ has them in SDPA's MATH backend alone).
 """
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.autograd.function import once_differentiable
 
 _plain = False
@@ -77,6 +79,25 @@ def norm_rotate_heads(
     return _NormRotateHeads.apply(qkv, q_weight, k_weight, table, eps)  # type: ignore[no-untyped-call]
 
 
+def _once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The `backward` of a Function that refuses to be differentiated again as soon as that is prepared for.
+
+    PyTorch's decorator alone puts an error into the graph, which autograd.grad with `inputs` goes around.
+    """
+    once = once_differentiable(backward)  # type: ignore[no-untyped-call]
+
+    @functools.wraps(backward)
+    def checked(ctx: Any, *grads: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "create_graph=True: the fused norms have no second derivative; call the network, and "
+                "backward, within sitvit.models.fused.plain()"
+            )
+        return once(ctx, *grads)
+
+    return checked
+
+
 class _RmsModulate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, shift: Tensor, factor: Tensor, eps: float) -> Tensor:
@@ -94,13 +115,19 @@ class _RmsModulate(torch.autograd.Function):
     @staticmethod
     def remake(ctx: Any) -> Tensor:
         """The output once more, bit for bit, from what is kept for backward."""
-        if "unpacked" not in ctx.__dict__:  # gradient checkpointing gives them once
-            ctx.unpacked = ctx.saved_tensors
-        n, _, factor, shift = ctx.unpacked
+        unpacked = ctx.__dict__.get("unpacked")
+        if unpacked is None:
+            unpacked = ctx.saved_tensors
+            # Gradient checkpointing gives them once a pass. Kept for longer, they would be held until the
+            # graph ends, and a change of them in between would go unseen.
+            with contextlib.suppress(RuntimeError):  # not within a backward pass
+                Variable._execution_engine.queue_callback(lambda: ctx.__dict__.pop("unpacked", None))
+                ctx.unpacked = unpacked
+        n, _, factor, shift = unpacked
         return torch.addcmul(shift, n, factor)
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         n, r, factor, _ = ctx.__dict__.pop("unpacked", None) or ctx.saved_tensors
         grad, n = wide(grad), wide(n)
@@ -116,6 +143,7 @@ class _NormRotateHeads(torch.autograd.Function):
     def forward(
         ctx: Any, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, table: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
+        qkv = qkv.contiguous()
         both = wide(qkv[:, :, :2])
         r = _inverse_rms(both, eps)
         turn = torch.complex(*table).unsqueeze(1)  # (N, 1, d / 2)
@@ -127,7 +155,7 @@ class _NormRotateHeads(torch.autograd.Function):
         return q, k, qkv[:, :, 2]
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         qkv, r, q_weight, k_weight, turn = ctx.saved_tensors
         grad_qkv, grad_weights = torch.empty_like(qkv), []
@@ -149,5 +177,7 @@ def _inverse_rms(x: Tensor, eps: float) -> Tensor:
 
 
 def _pairs(x: Tensor) -> Tensor:
-    """The pairs of x (..., d) seen as complex numbers (..., d / 2)."""
+    """The pairs of x (..., d) seen as complex numbers (..., d / 2); of a copy where it lies otherwise."""
+    if x.stride(-1) != 1 or x.storage_offset() % 2 or any(stride % 2 for stride in x.stride()[:-1]):
+        x = x.clone(memory_format=torch.contiguous_format)
     return torch.view_as_complex(x.unflatten(-1, (-1, 2)))

@@ -202,6 +202,14 @@ def test_another_grid_recomputes_the_fixed_positions_and_rescales_rope():
     torch.testing.assert_close(table[:, ::2, ::2], trained, atol=1e-6, rtol=0)
 
 
+def test_other_grids_in_turn_have_each_their_own_positions():
+    model, arguments = randomized(), (torch.rand(1), torch.tensor([1]))
+    for grid in [(8, 12), (12, 8), (8, 12), (4, 8)]:
+        fresh, x = randomized(), torch.randn(1, 4, *grid)
+        fresh.load_state_dict(model.state_dict())
+        assert torch.equal(model(x, *arguments), fresh(x, *arguments))
+
+
 def test_learned_positions_of_the_trained_grid_are_untouched_and_a_constant_stays_constant():
     model = randomized(positions="learned")
     assert model.tables((2, 4))[0] is model.pos_embed
