@@ -61,11 +61,12 @@ def test_fused_values_are_the_plain_ones(dtype):
         torch.testing.assert_close(turned[part], rotate(norm(qkv[:, :, part]), table), **close)
 
 
-@pytest.mark.parametrize("layout", ["expanded", "transposed", "at an odd offset"])
+@pytest.mark.parametrize("layout", ["contiguous", "expanded", "transposed", "at an odd offset"])
 def test_gradients_of_the_heads_of_any_layout_are_taken_and_left_as_they_are(layout):
     tensors = heads(torch.float32)
     outputs = fused.norm_rotate_heads(*tensors, TABLE, 1e-6)
     grad = {
+        "contiguous": lambda: torch.randn(2, 6, 2, 8),
         "expanded": lambda: torch.ones(()).expand(2, 6, 2, 8),
         "transposed": lambda: torch.randn(8, 2, 6, 2).permute(1, 2, 3, 0),
         "at an odd offset": lambda: torch.randn(1 + 2 * 6 * 2 * 8)[1:].view(2, 6, 2, 8),
