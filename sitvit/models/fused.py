@@ -11,14 +11,12 @@ has them in SDPA's MATH backend alone).
 """
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
-from torch.autograd.function import once_differentiable
 
 _plain = False
 
@@ -79,23 +77,16 @@ def norm_rotate_heads(
     return _NormRotateHeads.apply(qkv, q_weight, k_weight, table, eps)  # type: ignore[no-untyped-call]
 
 
-def _once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """The `backward` of a Function that refuses to be differentiated again as soon as that is prepared for.
+def _refuse_a_second_derivative() -> None:
+    """For the head of a backward, which runs with gradients on where it is to be differentiated in turn.
 
-    PyTorch's decorator alone puts an error into the graph, which autograd.grad with `inputs` goes around.
+    PyTorch's `once_differentiable` puts an error into the graph, and autograd.grad with `inputs` goes by it.
     """
-    once = once_differentiable(backward)  # type: ignore[no-untyped-call]
-
-    @functools.wraps(backward)
-    def checked(ctx: Any, *grads: Tensor) -> Any:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "create_graph=True: the fused norms have no second derivative; call the network, and "
-                "backward, within sitvit.models.fused.plain()"
-            )
-        return once(ctx, *grads)
-
-    return checked
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "create_graph=True: the fused norms have no second derivative; call the network, and "
+            "backward, within sitvit.models.fused.plain()"
+        )
 
 
 class _RmsModulate(torch.autograd.Function):
@@ -127,8 +118,8 @@ class _RmsModulate(torch.autograd.Function):
         return torch.addcmul(shift, n, factor)
 
     @staticmethod
-    @_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_a_second_derivative()
         n, r, factor, _ = ctx.__dict__.pop("unpacked", None) or ctx.saved_tensors
         grad, n = wide(grad), wide(n)
         both = grad * n
@@ -155,8 +146,8 @@ class _NormRotateHeads(torch.autograd.Function):
         return q, k, qkv[:, :, 2]
 
     @staticmethod
-    @_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_a_second_derivative()
         qkv, r, q_weight, k_weight, turn = ctx.saved_tensors
         grad_qkv, grad_weights = torch.empty_like(qkv), []
         grad_qkv[:, :, 2] = grads[2]
